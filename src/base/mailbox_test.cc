@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/mailbox.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <thread>
+#include <vector>
+
+namespace rankgate {
+namespace {
+
+struct Item : MailboxNode {
+    Item(int p, int n) : producer{p}, number{n} {}
+    int producer;
+    int number;
+};
+
+TEST(MailboxTest, DeliversEverythingInOrderPerProducerAndNeverSleepsOnAFullBox) {
+    constexpr int kProducers = 3;
+    constexpr int kEach = 20'000;
+    Mailbox<Item> box;
+    std::vector<std::thread> producers;
+    for (int p = 0; p < kProducers; ++p) {
+        producers.emplace_back([&box, p] {
+            for (int n = 0; n < kEach; ++n) {
+                box.Push(std::make_unique<Item>(p, n));
+            }
+        });
+    }
+    int next[kProducers] = {};
+    int taken = 0;
+    while (taken < kProducers * kEach) {
+        pollfd wait{box.fd(), POLLIN, 0};
+        ASSERT_EQ(poll(&wait, 1, 10'000), 1) << "a signal was lost after " << taken;
+        box.Acknowledge();
+        while (auto item = box.Pop()) {
+            ASSERT_EQ(item->number, next[item->producer]++);
+            ++taken;
+        }
+    }
+    for (auto& producer : producers) {
+        producer.join();
+    }
+}
+
+TEST(MailboxTest, FreesWhatNobodyTook) {
+    Mailbox<Item> box;
+    for (int n = 0; n < 10; ++n) {
+        box.Push(std::make_unique<Item>(0, n));
+    }
+}
+
+}  // namespace
+}  // namespace rankgate
