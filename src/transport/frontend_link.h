@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gateway's end of the wire for ONE engine group: handshake ROUTER, input ROUTER, output PULL, their monitors, the socket
+// directory and the facts file. It tells ranks apart, finds out which of them lost which socket, and bounds what is queued for each.
+// It does not decode outputs and decides nothing about requests: GroupActor does, through FrontendLink::Handler.
+//
+// Attribution of a connection to a rank, strongest first: the descriptor a message came in on (every registration and every output
+// names its rank) -> the pid of the ipc peer (SO_PEERCRED), where only one rank has it -> for a lost, never attributed input
+// connection, a probe of every rank (ROUTER_MANDATORY refuses the one that is gone).
+// Thread rule: one thread owns the link and makes every call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "transport/handshake.h"
+
+namespace rankgate::transport {
+
+struct FrontendLinkOptions {
+    Dialect dialect{Dialect::kVllm};
+    std::int32_t group{0};
+    std::int32_t size{1};
+    std::int32_t base_index{0};
+    /// tcp://host:port; port 0 = any (see FrontendLink::handshake_address). Empty = no handshake socket (re-attach only).
+    std::string handshake_address{"tcp://127.0.0.1:0"};
+    /// Sockets and facts live here (0700, created if missing). Empty = a private directory that is removed at close, and no re-attach
+    /// after a restart.
+    std::string socket_dir;
+    /// Data sockets on tcp instead of ipc: this is the host name or address that engines on other machines dial. Empty = ipc.
+    std::string data_host;
+    /// Bytes queued for one rank beyond which a request to it fails (kSendFailed). Aborts and pings have a reserve on top.
+    std::uint64_t max_queued_bytes_per_rank{64ULL << 20};
+    Duration ready_timeout{0};
+};
+
+/// Why a rank's connection is considered gone.
+enum class PeerLoss : std::uint8_t {
+    kInputClosed,   // its input connection closed (deaf unless more follows)
+    kOutputClosed,  // its output connection closed (mute unless more follows)
+    kProcessGone,   // the process behind it ended
+    kUnreachable,   // a send was refused: ROUTER knows no such peer
+};
+
+class FrontendLink {
+  public:
+    /// Called from Poll only, on the owner's thread, never re-entrantly. Order per rank: OnGreeted/OnRestarted -> OnLive -> OnOutput
+    /// and OnPeerLost. OnPeerLost may come several times with different reasons and never before outputs that preceded it.
+    class Handler {
+      public:
+        virtual ~Handler() = default;
+        virtual void OnGreeted(std::int32_t rank) = 0;
+        /// A new engine took the place of a rank that had registered: everything sent to the old one is lost.
+        virtual void OnRestarted(std::int32_t rank) = 0;
+        /// `reattached`: known from an earlier gateway process; its old requests may still be running.
+        virtual void OnLive(std::int32_t rank, const RankFacts& facts, bool reattached) = 0;
+        /// One message of the output socket. Returns the rank that it names (0-based in the group) so that the connection can be
+        /// attributed, or -1 if it does not say (ENGINE_CORE_DEAD, undecodable). `connection_rank` = who it is known to come from, or -1.
+        virtual std::int32_t OnOutput(std::span<const std::string_view> frames, std::int32_t connection_rank) = 0;
+        virtual void OnPeerLost(std::int32_t rank, PeerLoss loss) = 0;
+        virtual void OnStartProblem(std::int32_t rank, std::string_view reason) = 0;
+        /// A harmless message for `rank` (utility ping; empty ABORT): the link sends it to find out who is connected.
+        virtual std::string_view ProbePayload(std::int32_t rank, std::uint8_t& type) = 0;
+    };
+
+    static Result<std::unique_ptr<FrontendLink>> Bind(FrontendLinkOptions options, const Clock& clock);
+    virtual ~FrontendLink() = default;
+
+    /// Where engines must dial, with the real port.
+    virtual const std::string& handshake_address() const = 0;
+    virtual const EngineAddresses& addresses() const = 0;
+
+    /// Readable when Poll has work.
+    virtual int poll_fd() const = 0;
+    /// Handles everything pending without waiting, at most kMaxOutputsPerPoll output messages. True if more is waiting right now.
+    virtual bool Poll(Handler& handler) = 0;
+    /// When Poll must be called even if poll_fd() stays silent.
+    virtual std::optional<TimePoint> next_deadline() const = 0;
+
+    enum class Urgency : std::uint8_t { kRequest, kControl };
+    /// Queues `[identity][type][payload][aux...]`. kSendFailed: over the bound (retryable elsewhere); kRankLost: no such peer.
+    virtual Status Send(std::int32_t rank, std::uint8_t type, std::string_view payload,
+                        std::span<const std::string_view> aux = {}, Urgency urgency = Urgency::kRequest) = 0;
+    virtual std::uint64_t queued_bytes(std::int32_t rank) const = 0;
+
+    /// The owner gave the rank up (dead, deaf, mute, wedged): the next HELLO is a fresh start.
+    virtual void Forget(std::int32_t rank) = 0;
+    virtual FrontendHandshake::Step step(std::int32_t rank) const = 0;
+    /// pid of the engine process, 0 = not known (tcp, other pid namespace).
+    virtual std::int32_t pid(std::int32_t rank) const = 0;
+    /// True if the process is known to be gone right now (asks the kernel).
+    virtual bool ProcessGone(std::int32_t rank) const = 0;
+
+    static constexpr std::size_t kMaxOutputsPerPoll = 64;
+};
+
+}  // namespace rankgate::transport
