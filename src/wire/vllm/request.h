@@ -69,15 +69,19 @@ void BeginUtility(Writer& writer, std::int32_t client_index, std::uint64_t call_
                   std::size_t num_args);
 void WriteLora(Writer& writer, const LoraRequest& lora);
 
+/// A call as the engine end sees it. With `status` not ok, `answerable` says whether client_index and call_id could be read, so that
+/// the caller gets a failure_message instead of silence.
 struct UtilityCall {
     std::int32_t client_index{0};
     std::uint64_t call_id{0};
     std::string_view method;
-    std::string_view args;  // raw msgpack; an array, or what a careless client sent
+    std::string_view args;  // raw msgpack array
+    std::uint32_t num_args{0};
+    Status status;
+    bool answerable{false};
 };
-/// Views into `payload`. On failure `partial` (if given) keeps what was read, so that a failure can be
-/// answered.
-Result<UtilityCall> DecodeUtility(std::string_view payload);
+/// Views into `payload`.
+UtilityCall DecodeUtility(std::string_view payload);
 /// Reads one LoRA array (four to seven elements, old and new layouts).
 Result<LoraRequest> ReadLora(Reader& reader);
 
