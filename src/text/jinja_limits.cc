@@ -53,7 +53,8 @@ void Step() {
 }
 
 void Charge(std::size_t bytes) {
-    state.left.bytes -= static_cast<std::int64_t>(bytes > (std::size_t{1} << 40) ? std::size_t{1} << 40 : bytes);
+    state.left.bytes -=
+        static_cast<std::int64_t>(bytes > (std::size_t{1} << 40) ? std::size_t{1} << 40 : bytes);
     if (state.left.bytes < 0) {
         throw LimitExceeded{"produces too much text"};
     }
@@ -66,7 +67,9 @@ void ValueBorn() {
     }
     ++state.live;
 }
-void ValueDied() noexcept { --state.live; }
+void ValueDied() noexcept {
+    --state.live;
+}
 
 Depth::Depth() {
     if (state.depth >= state.left.depth) {
@@ -74,6 +77,8 @@ Depth::Depth() {
     }
     ++state.depth;
 }
-Depth::~Depth() { --state.depth; }
+Depth::~Depth() {
+    --state.depth;
+}
 
 }  // namespace rankgate::text::jinja_limits

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limits that are patched into llama.cpp's template engine (jinja_patch.py): a budget of steps, CPU time, live values, bytes and
-// recursion depth, per thread and per render. A chat template comes with the model or from an operator, so it is only half trusted: its
-// loops must end, its output must fit, and its recursion must not reach the end of the stack.
-// Thread rule: everything here is thread-local. No budget installed = the defaults of Budget.
+// The limits that are patched into llama.cpp's template engine (jinja_patch.py): a budget of steps, CPU time,
+// live values, bytes and recursion depth, per thread and per render. A chat template comes with the model or
+// from an operator, so it is only half trusted: its loops must end, its output must fit, and its recursion
+// must not reach the end of the stack. Thread rule: everything here is thread-local. No budget installed =
+// the defaults of Budget.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,8 @@ struct LimitExceeded {
     const char* what;
 };
 
-/// Thrown by the template's own raise_exception(sentence); likewise not a std::exception, so that nothing is wrapped around it.
+/// Thrown by the template's own raise_exception(sentence); likewise not a std::exception, so that nothing is
+/// wrapped around it.
 struct Raised {
     std::string sentence;
 };
