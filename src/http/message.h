@@ -24,7 +24,7 @@ class Request {
     Method method{Method::kGet};
     bool http10{false};
     bool chunked{false};
-    /// The whole body, decoded; `body.capacity() >= body.size() + kBodyPadding`. May be moved out.
+    /// The whole body, decoded. If not empty, `body.capacity() >= body.size() + kBodyPadding`. May be moved out.
     std::string body;
     /// The client's X-Request-Id when it is safe to echo (1..128 visible ASCII characters), else one of our
     /// own.
@@ -43,6 +43,13 @@ class Request {
     /// First value of a header by its lower-case name; empty if absent (see Has).
     std::string_view Header(std::string_view lower_name) const noexcept;
     bool Has(std::string_view lower_name) const noexcept;
+    /// Gives back the memory of the head; views taken before dangle. `id` stays.
+    void ReleaseHead() noexcept {
+        std::string{}.swap(head_);
+        std::vector<std::pair<Slice, Slice>>{}.swap(fields_);
+        method_text_ = target_ = Slice{};
+        path_size_ = 0;
+    }
     std::size_t num_headers() const noexcept { return fields_.size(); }
     std::pair<std::string_view, std::string_view> header(std::size_t i) const noexcept {
         return {View(fields_[i].first), View(fields_[i].second)};
