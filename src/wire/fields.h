@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Internal to wire/: helpers that the message decoders share. Two manners of reading a field: "Take" is tolerant (a value of the
-// wrong type is skipped and the default stays), "Need" belongs to the decoders themselves. All return false only where the bytes
-// are broken, which ends the whole message.
+// Internal to wire/: helpers that the message decoders share. Two manners of reading a field: "Take" is
+// tolerant (a value of the wrong type is skipped and the default stays), "Need" belongs to the decoders
+// themselves. All return false only where the bytes are broken, which ends the whole message.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,9 @@ inline Error FieldError(std::string_view message, std::string_view field, MsgErr
     return FieldError(message, field, MsgErrorName(reason));
 }
 
-inline bool SkipWrong(Reader& reader) noexcept { return reader.Recover() && reader.Skip(); }
+inline bool SkipWrong(Reader& reader) noexcept {
+    return reader.Recover() && reader.Skip();
+}
 
 inline bool TakeInt(Reader& reader, std::int64_t& value) noexcept {
     std::int64_t read = 0;

@@ -397,6 +397,7 @@ Result<ReadyResponse> DecodeReadyResponse(std::string_view payload) {
     std::optional<std::int64_t> num_gpu_blocks;
     std::optional<std::int64_t> block_size;
     std::optional<std::int64_t> data_parallel_size;
+    std::optional<std::string> vllm_version;
     bool tokenspeed_keys = false;
     std::uint32_t pairs = 0;
     if (!reader.ReadMap(pairs)) {
@@ -428,7 +429,7 @@ Result<ReadyResponse> DecodeReadyResponse(std::string_view payload) {
             tokenspeed_keys = true;
             internal::TakeOptionalStr(reader, ready.multimodal_encoder_dtype);
         } else if (key == "vllm_version") {
-            internal::TakeStr(reader, ready.vllm_version);
+            internal::TakeOptionalStr(reader, vllm_version);
         } else if (key == "world_size") {
             internal::TakeInt(reader, ready.world_size);
         } else if (key == "data_parallel_size") {
@@ -488,6 +489,9 @@ Result<ReadyResponse> DecodeReadyResponse(std::string_view payload) {
     if (!data_parallel_size || *data_parallel_size < 1) {
         return FieldError("ready response", "data_parallel_size", "missing or below 1");
     }
+    if (!vllm_version) {
+        return FieldError("ready response", "vllm_version", "missing");
+    }
     if (ready.dtype != "bfloat16" && ready.dtype != "float16" && ready.dtype != "float32") {
         return FieldError("ready response", "dtype", "not one of bfloat16, float16, float32");
     }
@@ -495,6 +499,7 @@ Result<ReadyResponse> DecodeReadyResponse(std::string_view payload) {
     ready.num_gpu_blocks = *num_gpu_blocks;
     ready.block_size = *block_size;
     ready.data_parallel_size = *data_parallel_size;
+    ready.vllm_version = std::move(*vllm_version);
     const bool named = ready.vllm_version.rfind("tokenspeed", 0) == 0;
     ready.dialect = named || tokenspeed_keys ? Dialect::kTokenSpeed : Dialect::kVllm;
     return ready;

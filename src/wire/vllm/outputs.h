@@ -19,7 +19,7 @@
 
 namespace rankgate::wire::vllm {
 
-inline constexpr std::size_t kMaxRowsPerMessage = 1 << 20;
+inline constexpr std::size_t kMaxRowsPerMessage = 1 << 16;
 inline constexpr std::size_t kMaxLogprobEntries = 64 << 20;
 
 struct PrefixCacheStats {  // deltas since the previous message
@@ -72,7 +72,8 @@ struct OutputsMessage {
 };
 
 /// Frames [0] = payload, [1..] = tensors. The death notice is the caller's to test first (IsEngineCoreDead).
-/// Fails only where the bytes are broken or the outer shape is not an array; `out` then holds nothing.
+/// Fails only where the bytes are broken, the outer shape is not an array, or engine_index is no integer;
+/// `out` then holds nothing.
 Status DecodeOutputs(Frames frames, OutputsMessage& out);
 
 /// Decodes OutputRow::logprobs or ::prompt_logprobs on demand. An empty array (a single-token prompt) gives

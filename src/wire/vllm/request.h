@@ -69,8 +69,8 @@ void BeginUtility(Writer& writer, std::int32_t client_index, std::uint64_t call_
                   std::size_t num_args);
 void WriteLora(Writer& writer, const LoraRequest& lora);
 
-/// A call as the engine end sees it. With `status` not ok, `answerable` says whether client_index and call_id could be read, so that
-/// the caller gets a failure_message instead of silence.
+/// A call as the engine end sees it. With `status` not ok, `answerable` says whether client_index and call_id
+/// could be read, so that the caller gets a failure_message instead of silence.
 struct UtilityCall {
     std::int32_t client_index{0};
     std::uint64_t call_id{0};
