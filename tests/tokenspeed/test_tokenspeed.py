@@ -1,0 +1,136 @@
+"""Generated token k of a request whose prompt ends in token p is (p + 1 + k) mod 256; a first prompt token 400 + n ends it at token n."""
+import json
+import signal
+import threading
+import time
+
+import pytest
+from conftest import Group
+from rankgate_process import wait_for
+
+
+def letters(start: int, count: int) -> str:
+    return "".join(chr(start + i) for i in range(count))
+
+
+def text_of(group, **body):
+    status, reply = group.complete(**body)
+    assert status == 200, reply
+    return reply["choices"][0]["text"]
+
+
+def test_tokens_of_the_scripted_model_arrive_exactly(one):
+    status, reply = one.complete()
+    assert status == 200 and reply["usage"]["completion_tokens"] == 5 and reply["choices"][0]["finish_reason"] == "length", reply
+    streamed, finish = "", []
+    for event in one.gateway.stream("/v1/completions", {"model": "tiny", "prompt": [65], "max_tokens": 5}):
+        if event.get("choices"):
+            streamed += event["choices"][0]["text"]
+            finish.append(event["choices"][0]["finish_reason"])
+    assert streamed == reply["choices"][0]["text"] and finish[-1] == "length" and not any(finish[:-1])
+
+
+def test_chat_streams_and_ends_with_eos(one):
+    status, reply = one.gateway.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6})
+    assert status == 200 and reply["usage"]["completion_tokens"] == 6, reply
+    status, reply = one.complete(prompt=[403, 65], max_tokens=20)
+    assert status == 200 and reply["choices"][0]["finish_reason"] == "stop" and reply["usage"]["completion_tokens"] == 4, reply
+
+
+def test_stop_strings_and_stop_ids(one):
+    full = text_of(one, max_tokens=10)
+    status, reply = one.complete(max_tokens=10, stop=[full[3:5]])
+    assert reply["choices"][0]["text"] == full[:3] and reply["choices"][0]["finish_reason"] == "stop", reply
+    status, reply = one.complete(max_tokens=10, stop_token_ids=[68])
+    assert reply["choices"][0]["finish_reason"] == "stop" and reply["usage"]["completion_tokens"] == 3, reply
+    one.gateway.wait_idle()
+
+
+def test_n_choices_are_fanned_out(one):
+    status, reply = one.complete(n=3, temperature=1.0, seed=5)
+    assert status == 200 and [c["index"] for c in reply["choices"]] == [0, 1, 2]
+    assert reply["usage"]["completion_tokens"] == 15
+
+
+def test_logprobs_of_the_sampled_token(one):
+    status, reply = one.complete(logprobs=0, max_tokens=4)
+    if status == 400:
+        assert reply["error"]["param"] == "logprobs"
+    else:
+        assert [round(v, 3) for v in reply["choices"][0]["logprobs"]["token_logprobs"]] == [-0.125, -0.25, -0.375, -0.5]
+
+
+def test_a_client_that_leaves_frees_its_slot(two):
+    events = two.gateway.stream("/v1/completions", {"model": "tiny", "prompt": [65], "max_tokens": 800, "ignore_eos": True})
+    next(events)
+    events.close()
+    two.gateway.wait_idle(1.5)
+
+
+FATAL = [
+    ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": [2**31]}, "prompt"), ({"prompt": [2**40]}, "prompt"), ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [65] * 1023, "max_tokens": 1}, None), ({"prompt": [65] * 1022, "max_tokens": 1}, None), ({"prompt": [65] * 1024, "max_tokens": 1}, None),
+    ({"stream_interval": 0}, "stream_interval"), ({"max_tokens": 0}, "max_tokens"), ({"prompt": [512]}, "prompt"), ({"n": 0}, "n"),
+    ({"max_tokens": 2**40}, None),
+]
+
+
+@pytest.mark.parametrize("body,param", FATAL, ids=[json.dumps(row[0])[:50] for row in FATAL])
+def test_what_kills_the_engine_is_refused_and_the_rank_lives(one, body, param):
+    status, reply = one.complete(**body)
+    assert status == 400, reply
+    if param:
+        assert reply["error"]["param"] == param, reply
+    assert one.state(0) == "live"
+    assert one.complete(max_tokens=1)[0] == 200
+
+
+def test_the_same_client_request_id_twice_never_reuses_a_wire_id(one):
+    for _ in range(3):
+        for _ in range(2):
+            status, _ = one.gateway.post("/v1/completions", {"model": "tiny", "prompt": [65], "max_tokens": 1}, headers={"X-Request-Id": "same"})
+            assert status == 200
+    assert one.state(0) == "live"
+
+
+def test_two_ranks_share_a_burst_and_are_told_apart(two):
+    results = [None] * 12
+    threads = [threading.Thread(target=lambda i=i: results.__setitem__(i, two.complete(prompt=[65 + i], max_tokens=40))) for i in range(12)]
+    for t in threads:
+        t.start()
+    wait_for("both ranks busy", lambda: two.gateway.metric("rankgate_in_flight", rank="0") > 3 and two.gateway.metric("rankgate_in_flight", rank="1") > 3, 5, 0.005)
+    for t in threads:
+        t.join(60)
+    for i, (status, reply) in enumerate(results):
+        assert status == 200 and reply["choices"][0]["text"].startswith(chr(66 + i)), reply
+    two.gateway.wait_idle()
+
+
+def test_kill_fails_only_its_own_and_the_rank_rejoins(two):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(two.complete(max_tokens=300, ignore_eos=True))) for _ in range(8)]
+    for t in threads:
+        t.start()
+    time.sleep(0.5)
+    two.engines[1].stop(signal.SIGKILL)
+    two.wait_state(1, "dead", 1.5)
+    for _ in range(6):
+        assert two.complete(max_tokens=2)[0] == 200
+    for t in threads:
+        t.join(60)
+    codes = [status for status, _ in results]
+    assert len(codes) == 8 and codes.count(200) >= 4 and all(c == 200 or c >= 500 for c in codes), codes
+    two.spawn(1)
+    two.wait_state(1, "live", 120)
+    assert two.complete(data_parallel_rank=1)[0] == 200
+    two.gateway.wait_idle()
+
+
+def test_a_wrong_declaration_is_refused_loudly():
+    group = Group(1, "wrong", runtime="vllm")
+    try:
+        group.spawn(0)
+        wait_for("the refusal is logged", lambda: "dialect" in group.gateway.text().lower() or "tokenspeed" in group.gateway.text().lower(), 120, 0.3)
+        assert group.complete(timeout=10)[0] == 503
+    finally:
+        group.stop()
