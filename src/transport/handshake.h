@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both ends of the start-up handshake as state machines: no sockets, no threads, time injected. FrontendLink and EngineLink feed
-// them with messages and carry out what they answer. Nothing a peer sends is fatal: it is answered, or refused with a log line.
+// Both ends of the start-up handshake as state machines: no sockets, no threads, time injected. FrontendLink
+// and EngineLink feed them with messages and carry out what they answer. Nothing a peer sends is fatal: it is
+// answered, or refused with a log line.
 //
 // Frontend, per rank:  Absent -> Greeted -> Initialised -> Registered -> Live
-//   HELLO is answered with INIT; READY (handshake socket) and the registration (input socket) may come in any order, interleaved
-//   with other ranks. A rank is Live when both are here, or kReadyGrace after the registration: a READY may have been lost with an
-//   earlier gateway. A HELLO for a rank that already got further is a restart, unless the old engine provably still serves: then it
-//   waits and is answered the moment the old one is lost.
+//   HELLO is answered with INIT; READY (handshake socket) and the registration (input socket) may come in any
+//   order, interleaved with other ranks. A rank is Live when both are here, or kReadyGrace after the
+//   registration: a READY may have been lost with an earlier gateway. A HELLO for a rank that already got
+//   further is a restart, unless the old engine provably still serves: then it waits and is answered the
+//   moment the old one is lost.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +22,18 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "transport/engine_link.h"
+#include "wire/handshake.h"
 
 namespace rankgate::transport {
 
-/// What a rank says of itself at registration, as far as the frontend needs it. `raw` is the map as it came (kept for re-attach).
+/// What a rank said of itself at registration. `raw` is the map as it came (kept for re-attach).
 struct RankFacts {
     std::string raw;
-    std::string engine_version;
-    std::string dtype;
-    std::string instance_id;
-    std::int64_t max_model_len{0};
-    std::int64_t num_gpu_blocks{0};
-    std::int64_t block_size{0};
-    std::int64_t data_parallel_size{1};
-    std::int64_t max_num_seqs{0};  // 0 = not said
-    bool supports_lora{false};
+    wire::ReadyResponse ready;
     std::string parallel_config_hash;  // from READY; lockstep ranks only
 };
 
-/// Reads a ready response of either dialect; refuses what the frontend cannot serve (missing keys, a vLLM before 0.26).
+/// Reads a ready response and refuses what the frontend cannot serve: a vLLM before 0.26, the other dialect.
 Result<RankFacts> ParseReadyResponse(std::string_view map, Dialect dialect);
 
 struct FrontendHandshakeOptions {
@@ -53,7 +48,8 @@ struct FrontendHandshakeOptions {
 /// What the machine asks for or tells. Refusals are logged by the machine itself (rate-limited).
 struct HandshakeEvent {
     enum class Kind : std::uint8_t {
-        kSendInit,       // send `bytes` to `identity` on the handshake socket; report a failed send with OnInitUndeliverable
+        kSendInit,       // send `bytes` to `identity` on the handshake socket; report a failed send with
+                         // OnInitUndeliverable
         kGreeted,        // HELLO came
         kRestarted,      // HELLO of a rank that had registered before: fail what it held
         kRegistered,     // facts are known
@@ -69,6 +65,27 @@ struct HandshakeEvent {
     std::string reason;
 };
 
+/// One struct per state of a rank, in the order of FrontendHandshake::Step.
+namespace handshake_state {
+struct Absent {
+    bool ready_seen{false};  // a READY without HELLO: greeted an earlier gateway
+};
+struct Greeted {};  // INIT is on its way out
+struct Initialised {
+    TimePoint since;
+    bool ready_seen{false};
+    bool timeout_reported{false};
+    TimePoint next_progress_log{};
+    std::optional<TimePoint> closed_at;  // handshake connection gone, registration still due
+};
+struct Registered {
+    TimePoint since;
+};
+struct Live {
+    bool ready_seen{false};
+};
+}  // namespace handshake_state
+
 class FrontendHandshake {
   public:
     enum class Step : std::uint8_t { kAbsent, kGreeted, kInitialised, kRegistered, kLive };
@@ -78,22 +95,28 @@ class FrontendHandshake {
 
     FrontendHandshake(FrontendHandshakeOptions options, const Clock& clock);
 
-    /// A message of the handshake ROUTER. `old_engine_serves`: the rank's previous process is known to be alive and connected.
-    void OnHandshakeMessage(std::string_view identity, std::span<const std::string_view> frames, bool old_engine_serves);
+    /// A message of the handshake ROUTER. `old_engine_serves`: the rank's previous process is known to be
+    /// alive and connected.
+    void OnHandshakeMessage(std::string_view identity, std::span<const std::string_view> frames,
+                            bool old_engine_serves);
     /// A message of the input ROUTER (registration).
     void OnRegistration(std::string_view identity, std::span<const std::string_view> frames);
     /// The kSendInit of `rank` could not be delivered: the engine is gone again.
     void OnInitUndeliverable(std::int32_t rank);
     /// The handshake connection of a rank closed (after READY that is normal).
     void OnHandshakeClosed(std::int32_t rank);
-    /// Registered or Live rank lost (dead, deaf, mute, wedged ...). It must greet again; a waiting HELLO is answered now.
+    /// Registered or Live rank lost (dead, deaf, mute, wedged ...). It must greet again; a waiting HELLO is
+    /// answered now.
     void OnLost(std::int32_t rank);
-    /// Gateway restart: the rank's facts are known from before, and a probe reached it. Goes straight to Live.
+    /// Gateway restart: the rank's facts are known from before, and a probe reached it. Goes straight to
+    /// Live.
     void Reattach(std::int32_t rank, RankFacts facts);
     /// Timeouts; call at next_deadline() or more often.
     void OnTick();
     /// When OnTick has something to do; nullopt = nothing pending.
     std::optional<TimePoint> next_deadline() const;
+    /// The kSendInit of `rank` went out.
+    void OnInitSent(std::int32_t rank);
 
     /// Events since the last call, in order.
     std::vector<HandshakeEvent> TakeEvents();
@@ -106,33 +129,28 @@ class FrontendHandshake {
     std::uint64_t refused() const noexcept { return refused_; }
 
   private:
-    struct Absent {};
-    struct Greeted {
-        TimePoint since;
-    };
-    struct Initialised {
-        TimePoint since;
-        bool ready_seen{false};
-        bool timeout_reported{false};
-        std::optional<TimePoint> closed_at;  // handshake connection gone, registration still due
-    };
-    struct Registered {
-        TimePoint since;
-    };
-    struct Live {};
+    using Absent = handshake_state::Absent;
+    using Greeted = handshake_state::Greeted;
+    using Initialised = handshake_state::Initialised;
+    using Registered = handshake_state::Registered;
+    using Live = handshake_state::Live;
     using State = std::variant<Absent, Greeted, Initialised, Registered, Live>;
     struct Rank {
         State state;
         RankFacts facts;
         bool waiting_hello{false};  // a second engine greeted while the first still serves
-        TimePoint next_progress_log{};
+        std::string hash;           // of the last READY
     };
 
     void Greet(std::int32_t rank);
+    void OnHello(std::int32_t rank, bool old_engine_serves);
+    void OnReady(std::int32_t rank, const wire::Greeting& greeting);
     void Refuse(std::int32_t rank, std::string_view identity, std::string reason);
-    void Emit(HandshakeEvent::Kind kind, std::int32_t rank, std::string reason = {});
+    void Emit(HandshakeEvent::Kind kind, std::int32_t rank, std::string reason = {}, std::string bytes = {});
     void BecomeLive(std::int32_t rank);
-    bool ConsistentWithGroup(std::int32_t rank, const RankFacts& facts, std::string& reason) const;
+    /// Empty = fits the group and the ranks that registered before it.
+    std::string Misfit(std::int32_t rank, const RankFacts& facts) const;
+    bool HashMisfit(std::int32_t rank) const;
 
     const FrontendHandshakeOptions options_;
     const Clock& clock_;
@@ -148,8 +166,9 @@ class EngineHandshake {
 
     EngineHandshake(EngineLinkOptions options, const Clock& clock);
 
-    std::string Hello();                                   // kStart -> kGreeting
-    Status OnHandshakeMessage(std::string_view last_frame);  // kGreeting -> kInitialised; INIT again is ignored
+    std::string Hello();  // kStart -> kGreeting
+    Status OnHandshakeMessage(
+        std::string_view last_frame);  // kGreeting -> kInitialised; INIT again is ignored
     /// After the registration went out: kInitialised -> kReady, or kAwaitingCoordinator where INIT named one.
     void OnRegistrationSent();
     void OnCoordinatorReady();
