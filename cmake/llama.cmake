@@ -45,7 +45,7 @@ function(rg_add_llama tree)
     add_subdirectory(${tree} ${CMAKE_BINARY_DIR}/llama EXCLUDE_FROM_ALL SYSTEM)
 endfunction()
 
-# The template engine: six files of common/, copied into the build tree with the limits of jinja_limits.h patched in (a template comes
+# The template engine: six files of common/, copied into the build tree with the limits of jinja_support.h patched in (a template comes
 # with the model, and its loops, recursion and growth must end). A patch that no longer fits stops the configuration.
 function(rg_add_jinja tree)
     set(out ${CMAKE_BINARY_DIR}/jinja)
@@ -63,7 +63,7 @@ function(rg_add_jinja tree)
             set(CMAKE_${language}_FLAGS_${type} "-O2 -DNDEBUG")
         endforeach()
     endforeach()
-    add_library(rg_jinja STATIC EXCLUDE_FROM_ALL ${sources} ${CMAKE_SOURCE_DIR}/src/text/jinja_limits.cc)
+    add_library(rg_jinja STATIC EXCLUDE_FROM_ALL ${sources} ${CMAKE_SOURCE_DIR}/src/text/jinja_support.cc)
     target_include_directories(rg_jinja SYSTEM PUBLIC ${out} ${CMAKE_SOURCE_DIR}/src)
     target_compile_options(rg_jinja PRIVATE -w)
 endfunction()

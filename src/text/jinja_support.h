@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limits that are patched into llama.cpp's template engine (jinja_patch.py): a budget of steps, CPU time,
+// What is patched into llama.cpp's template engine (jinja_patch.py). Limits: a budget of steps, CPU time,
 // live values, bytes and recursion depth, per thread and per render. A chat template comes with the model or
 // from an operator, so it is only half trusted: its loops must end, its output must fit, and its recursion
 // must not reach the end of the stack. Thread rule: everything here is thread-local. No budget installed =
@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
-namespace rankgate::text::jinja_limits {
+namespace rankgate::text::jinja_support {
 
 /// Thrown when a budget is used up. Not a std::exception on purpose: the engine catches those and goes on.
 struct LimitExceeded {
@@ -57,4 +59,21 @@ class Depth {
     Depth& operator=(const Depth&) = delete;
 };
 
-}  // namespace rankgate::text::jinja_limits
+/// Python's repr of a float (shortest digits that read back), and of a string ('...' with escapes).
+std::string FloatRepr(double value);
+std::string StringRepr(std::string_view text);
+/// str.strip() without an argument: Unicode white space at the ends.
+std::string Strip(std::string_view text, bool left, bool right);
+/// str.split() without an argument.
+std::vector<std::string> SplitWhitespace(std::string_view text, std::int64_t max_splits);
+/// The code points of a text, each as its own UTF-8 string; an invalid byte stands for itself.
+std::vector<std::string> CodePoints(std::string_view text);
+std::size_t CountCodePoints(std::string_view text) noexcept;
+/// Appends a code point (surrogates and beyond: U+FFFD).
+void AppendUtf8(std::string& out, std::uint32_t code_point);
+/// Whether Python has a method of this name on a dict, list or str; the engine's own filters must not hide keys of that name.
+bool IsDictMethod(std::string_view name) noexcept;
+bool IsListMethod(std::string_view name) noexcept;
+bool IsStrMethod(std::string_view name) noexcept;
+
+}  // namespace rankgate::text::jinja_support
