@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heart of an engine group as a pure state machine: live requests, rank choice, in-flight sets, load, waves, liveness. Events go
-// in as method calls with the time as an argument, actions come out of PopAction(). No I/O, no clock, no thread, no lock; the
-// group actor owns one, feeds it and executes its actions. Confined to the actor's thread.
+// The heart of an engine group as a pure state machine: live requests, rank choice, in-flight sets, load,
+// waves, liveness. Events go in as method calls with the time as an argument, actions come out of
+// PopAction(). No I/O, no clock, no thread, no lock; the group actor owns one, feeds it and executes its
+// actions. Confined to the actor's thread.
 //
 //   core.Submit(reply, stream, std::move(request), now);      // any number of events ...
-//   core.Flush();                                             // ... once at the end of a turn: coalesced ABORTs
-//   for (Action a; core.PopAction(a);) Execute(a);            // executing may feed events back (SendFailed): they queue behind
+//   core.Flush();                                             // ... once at the end of a turn: coalesced
+//   ABORTs for (Action a; core.PopAction(a);) Execute(a);            // executing may feed events back
+//   (SendFailed): they queue behind
 //
-// Request: Admitted -> Sent -> Streaming -> {Finished | Aborted | Failed}; a slot is one live request on exactly one rank's in-flight
-// list, and is freed once by whatever comes first. Rank: Absent -> Greeted -> Initialised -> Registered -> Live -> {Dead, Deaf, Mute,
-// Wedged}; Wedged -> Live when it answers again, all others come back by a new registration.
+// Request: Admitted -> Sent -> Streaming -> {Finished | Aborted | Failed}; a slot is one live request on
+// exactly one rank's in-flight list, and is freed once by whatever comes first. Rank: Absent -> Greeted ->
+// Initialised -> Registered -> Live -> {Dead, Deaf, Mute, Wedged}; Wedged -> Live when it answers again, all
+// others come back by a new registration.
 #pragma once
 
 #include <array>
@@ -25,12 +28,12 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/result.h"
 #include "group/flat_index.h"
 #include "group/group.h"
 #include "group/wave_clock.h"
 #include "wire/generate.h"
+#include "wire/protocol.h"
 
 namespace rankgate::group {
 
@@ -45,7 +48,8 @@ struct VllmProtocol {
     static constexpr std::string_view kName = "vllm";
     static constexpr bool kHasUtility = true;
 };
-/// TokenSpeed: ranks run independently, there is no wave to start and no call to ask. The type offers neither.
+/// TokenSpeed: ranks run independently, there is no wave to start and no call to ask. The type offers
+/// neither.
 struct TokenSpeedProtocol {
     struct Waves {};
     static constexpr std::string_view kName = "tokenspeed";
@@ -84,34 +88,37 @@ enum class ProcessHint : std::uint8_t { kUnknown, kRunning, kStopped };
 struct CoreConfig {
     std::int32_t group{0};
     std::int32_t size{1};
-    /// Differs between two runs of the gateway, so that ids never meet those of requests that outlived the last run.
+    /// Differs between two runs of the gateway, so that ids never meet those of requests that outlived the
+    /// last run.
     std::uint32_t id_epoch{0};
     /// First wave number is above it. Wall-clock microseconds outrank every earlier gateway.
     std::uint64_t initial_wave{0};
-    /// No other gateway feeds these ranks: then an empty in-flight list is the truth about the load, whatever was last reported.
+    /// No other gateway feeds these ranks: then an empty in-flight list is the truth about the load, whatever
+    /// was last reported.
     bool sole_feeder{true};
     std::uint32_t max_requests{65536};
 
-    Duration ping_interval{std::chrono::milliseconds{500}};   // of silence, before a rank is asked
-    Duration ping_deadline{std::chrono::milliseconds{2250}};  // for the answer; both and a tick stay under 3 s
-    Duration prefill_floor{std::chrono::seconds{120}};        // what any request without a first token excuses
-    Duration prefill_cap{std::chrono::seconds{600}};          // and at most
+    Duration ping_interval{std::chrono::milliseconds{500}};  // of silence, before a rank is asked
+    Duration ping_deadline{
+        std::chrono::milliseconds{2250}};               // for the answer; both and a tick stay under 3 s
+    Duration prefill_floor{std::chrono::seconds{120}};  // what any request without a first token excuses
+    Duration prefill_cap{std::chrono::seconds{600}};    // and at most
     std::int64_t prefill_slowest_tps{100};
-    Duration admin_allowance{std::chrono::seconds{300}};      // silence while an administrative call runs
-    Duration silence_limit{std::chrono::seconds{15}};         // dialects without a ping: decoding, and no token
-    Duration send_block{std::chrono::milliseconds{250}};      // a rank whose input refused a frame is not chosen meanwhile
-    Duration unreachable_limit{std::chrono::seconds{2}};      // wakes refused for so long: the rank counts as deaf
-    Duration nudge_after{std::chrono::seconds{1}};            // lockstep, in flight, silent; 0 = never (the proofs run without)
+    Duration admin_allowance{std::chrono::seconds{300}};  // silence while an administrative call runs
+    Duration silence_limit{std::chrono::seconds{15}};     // dialects without a ping: decoding, and no token
+    Duration send_block{
+        std::chrono::milliseconds{250}};  // a rank whose input refused a frame is not chosen meanwhile
+    Duration unreachable_limit{
+        std::chrono::seconds{2}};  // wakes refused for so long: the rank counts as deaf
+    Duration nudge_after{
+        std::chrono::seconds{1}};  // lockstep, in flight, silent; 0 = never (the proofs run without)
 };
 
-/// One request's row of a decoded engine step, as the core needs it.
-struct StepOutput {
-    std::string_view request_id;
-    std::uint32_t num_tokens{0};
-    wire::FinishReason finish_reason{wire::FinishReason::kNone};
-};
+/// One request's row of a decoded engine step. The core reads id, token count and finish reason.
+using StepOutput = wire::OutputRow;
 
-/// One decoded message from a rank; views live as long as the call. Fields are handled independently of each other.
+/// One decoded message from a rank; views live as long as the call. Fields are handled independently of each
+/// other.
 struct EngineStep {
     std::int32_t rank{0};  // as the message says, unchecked
     std::span<const StepOutput> outputs;
@@ -129,12 +136,15 @@ enum class ActionKind : std::uint8_t {
     kSendAbort,      // AbortIds(action) to `rank`
     kSendWave,       // START(number) to `rank`; answer WakeFailed(rank) or nothing
     kPing,           // the cheap utility call to `rank` under call id `number`
-    kDeclareLost,    // the core gave `rank` up (wedged, or its lockstep group is lost): `loss`, `error->message` = why
+    kDeclareLost,    // the core gave `rank` up (wedged, or its lockstep group is lost): `loss`,
+                     // `error->message` = why
     kRankRecovered,  // a wedged rank answered: it is live again
+    kRankChanged,    // `rank` is in state `index` now, `error->message` = why; for logs and metrics
     kDrained,        // once after BeginDrain, when nothing is live
 };
 
-/// One order to the actor. Pointers stay valid until the next PopAction call.
+/// One order to the actor. Pointers stay valid until the next PopAction call; `index` of a kDeliver until the
+/// next OnStep, so the actor pops everything between two steps.
 struct Action {
     ActionKind kind{ActionKind::kDeliver};
     bool terminal{false};
@@ -157,10 +167,11 @@ struct CoreCounters {
     std::uint64_t wakes{0};   // rounds, not frames
     std::uint64_t nudges{0};  // of those: self-healing
     std::uint64_t pings{0};
-    std::uint64_t late_outputs{0};    // rows and finished ids of requests that are gone
-    std::uint64_t orphan_aborts{0};   // rows of an earlier gateway's requests
-    std::uint64_t foreign_rank{0};    // rows from another rank than the request was sent to
-    std::uint64_t bad_rank_steps{0};  // messages that named a rank outside the group
+    std::uint64_t late_outputs{
+        0};  // rows of requests that are gone; the actor logs the growth, at a bounded rate
+    std::uint64_t orphan_aborts{0};          // rows of an earlier gateway's requests
+    std::uint64_t foreign_rank{0};           // rows from another rank than the request was sent to
+    std::uint64_t bad_rank_steps{0};         // messages that named a rank outside the group
     std::array<std::uint64_t, 5> cancels{};  // by CancelCause
     std::array<std::uint64_t, 5> losses{};   // by LossKind
 };
@@ -177,19 +188,20 @@ class GroupCore {
     // ---- ranks ----
     /// A handshake stage below kRegistered, for the snapshot only.
     void RankProgress(std::int32_t rank, RankState state);
-    /// The ready response. Anything still in flight on this identity died with the old process and is failed or retried. An error
-    /// (facts that contradict the group) means: do not call RankUp.
+    /// The ready response. Anything still in flight on this identity died with the old process and is failed
+    /// or retried. An error (facts that contradict the group) means: do not call RankUp.
     Status RankRegistered(std::int32_t rank, const RankFacts& facts, TimePoint now);
     /// Handshake complete or re-attached: may be chosen (a lockstep group: once all are up).
     void RankUp(std::int32_t rank, TimePoint now);
     /// Idempotent. A worse kind may follow a milder one (deaf, then dead).
     void RankLost(std::int32_t rank, LossKind kind, std::string_view reason, TimePoint now);
-    void RankProcess(std::int32_t rank, ProcessHint hint);
+    void RankProcess(std::int32_t rank, ProcessHint hint, TimePoint now);
     /// A load value from the shared-memory mailbox; beats reports that are older.
     void MailboxLoad(std::int32_t rank, const wire::LoadSnapshot& load, TimePoint sampled_at);
 
     // ---- requests ----
-    void Submit(ReplyId reply, StreamKey stream, std::unique_ptr<wire::GenerateRequest> request, TimePoint now);
+    void Submit(ReplyId reply, StreamKey stream, std::unique_ptr<wire::GenerateRequest> request,
+                TimePoint now);
     /// Unknown or ended streams are ignored.
     void Cancel(ReplyId reply, StreamKey stream, CancelCause cause, TimePoint now);
     /// The frame never left: the request goes to another rank, or fails. Stale attempts are ignored.
@@ -210,7 +222,8 @@ class GroupCore {
     {
         return static_cast<std::int64_t>(++call_id_);
     }
-    /// Around every administrative call that is fanned out to all ranks: before the first frame, and after the last answer.
+    /// Around every administrative call that is fanned out to all ranks: before the first frame, and after
+    /// the last answer.
     void AdminBegins(AdminMethod method, TimePoint now)
         requires(Protocol::kHasUtility);
     void AdminEnded(AdminMethod method, bool ok, TimePoint now)
@@ -227,8 +240,12 @@ class GroupCore {
 
     // ---- state ----
     std::size_t live_requests() const noexcept { return live_; }
-    std::size_t in_flight(std::int32_t rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].in_flight; }
-    RankState rank_state(std::int32_t rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].state; }
+    std::size_t in_flight(std::int32_t rank) const noexcept {
+        return ranks_[static_cast<std::size_t>(rank)].in_flight;
+    }
+    RankState rank_state(std::int32_t rank) const noexcept {
+        return ranks_[static_cast<std::size_t>(rank)].state;
+    }
     std::int32_t live_ranks() const noexcept { return live_ranks_; }
     bool lockstep() const noexcept { return lockstep_; }
     /// May choose a rank for a new request right now.
@@ -257,7 +274,7 @@ class GroupCore {
     static constexpr std::uint32_t kMaxSendAttempts = 3;  // frames that never left, per request
 
     struct WireId {
-        std::array<char, kMaxExternalId + kSuffix> text;
+        std::array<char, kMaxExternalId + kSuffix> text{};
         std::uint8_t size{0};
         std::string_view view() const noexcept { return {text.data(), size}; }
     };
@@ -271,11 +288,12 @@ class GroupCore {
         std::uint32_t next{kNone};
         std::uint32_t prompt_tokens{0};
         std::uint32_t send_failures{0};
-        bool started{false};   // something was delivered
-        bool retried{false};   // its rank was lost once
+        bool started{false};  // something was delivered
+        bool retried{false};  // its rank was lost once
         bool pinned{false};
-        bool sent{false};  // the ADD was popped: the engine may know the id
+        bool sent{false};           // the ADD was popped: the engine may know the id
         std::uint64_t send_seq{0};  // order on the rank's input
+        TimePoint sent_at{};
         WireId id;
         std::string external_id;
         std::unique_ptr<wire::GenerateRequest> request;  // until something was delivered
@@ -283,7 +301,6 @@ class GroupCore {
 
     struct Rank {
         RankState state{RankState::kAbsent};
-        bool lost_by_group{false};
         std::string reason;
         RankFacts facts;
         std::uint32_t head{kNone};
@@ -301,24 +318,19 @@ class GroupCore {
         TimePoint ping_sent{};
         std::uint64_t ping_id{0};  // 0 = none out
         std::uint64_t ping_seq{0};
-        Duration ping_excuse{0};  // fixed when the ping left: later requests excuse nothing
-        Duration slowest_answer{0};
+        Duration slowest_answer{0};  // to a ping that nothing excused: a slow machine gets more time
+        TimePoint busy_since{};
         TimePoint blocked_until{};
         std::optional<TimePoint> wake_refused_since;
         bool wake_due{false};
-        ProcessHint hint{ProcessHint::kUnknown};
+        std::optional<TimePoint> stopped_since;
         std::vector<WireId> aborts;  // pending until Flush
-    };
-
-    struct AbortFrame {
-        std::uint32_t first;
-        std::uint32_t count;
     };
 
     Rank& At(std::int32_t rank) noexcept { return ranks_[static_cast<std::size_t>(rank)]; }
     const Rank& At(std::int32_t rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)]; }
     bool InRange(std::int32_t rank) const noexcept { return rank >= 0 && rank < config_.size; }
-    bool Choosable(const Rank& rank) const noexcept { return rank.state == RankState::kLive && rank.blocked_until <= now_; }
+    bool Trusted(const Rank& rank) const noexcept;
     std::int32_t Choose(std::int32_t excluded) noexcept;
     double ScoreOf(const Rank& rank) const noexcept;
 
@@ -332,12 +344,15 @@ class GroupCore {
     void Free(std::uint32_t index) noexcept;
     void MarkStarted(Slot& slot, Rank& rank) noexcept;
     void QueueAbort(const Slot& slot);
-    void Fail(std::uint32_t index, Error error);
+    void Fail(std::uint32_t index, std::int32_t rank, Error error);
     void Refuse(ReplyId reply, StreamKey stream, Error error);
-    void LoseRequests(std::int32_t rank, LossKind kind, std::string_view reason);
-    void LoseOne(std::uint32_t index, LossKind kind, std::string_view reason, bool may_retry);
+    bool Retry(std::uint32_t index);
+    void LoseRequests(std::int32_t rank, LossKind kind, std::string_view reason, bool only_undecoded);
     void LoseGroup(std::int32_t culprit, LossKind kind, std::string_view reason);
-    void SetState(Rank& rank, RankState state, std::string_view reason);
+    void GiveUp(std::int32_t rank, LossKind kind, std::string_view reason);
+    void SetState(std::int32_t rank, RankState state, std::string_view reason);
+    void ResetRank(Rank& rank);
+    void TakeLoad(Rank& rank, const wire::LoadSnapshot& load, LoadSource source, TimePoint at) noexcept;
     void Heard(std::int32_t index, Rank& rank);
     void Row(const StepOutput& output, std::uint32_t index, std::int32_t rank);
     void LateRow(std::string_view id, bool running, std::int32_t rank);
@@ -346,10 +361,10 @@ class GroupCore {
     void TickPing(std::int32_t index, Rank& rank)
         requires(Protocol::kHasUtility);
     void TickSilence(std::int32_t index, Rank& rank);
-    Duration Excuse(const Rank& rank) const noexcept;
-    void Emit(Action action) { actions_.push_back(action); }
+    Duration Excuse(const Rank& rank, TimePoint sent_before) const noexcept;
     void MaybeDrained();
-    Action& NewAction(ActionKind kind);
+    Action& Emit(ActionKind kind, std::int32_t rank);
+    const Error* Keep(Error error);
 
     CoreConfig config_;
     std::vector<Rank> ranks_;
@@ -359,7 +374,6 @@ class GroupCore {
     FlatIndex by_stream_;
     FlatIndex by_external_id_;
     std::size_t live_{0};
-    std::size_t unstarted_{0};
     std::int32_t live_ranks_{0};
     std::uint32_t scan_start_{0};
     bool lockstep_{false};
@@ -369,10 +383,11 @@ class GroupCore {
     [[no_unique_address]] typename Protocol::Waves waves_;
     std::uint64_t call_id_{0};
     std::int32_t admin_running_{0};
-    TimePoint admin_since_{};
     TimePoint now_{};
-    TimePoint group_heard_{};
-    TimePoint nudged_at_{};
+    TimePoint ticked_at_{};
+    TimePoint progress_at_{};  // lockstep: tokens, loads or waves came, or a request was handed over
+    TimePoint nudge_at_{};
+    Duration nudge_wait_{0};
     CoreCounters counters_;
 
     std::vector<Action> actions_;
@@ -380,9 +395,8 @@ class GroupCore {
     std::deque<Error> errors_;
     std::vector<WireId> abort_ids_;
     std::vector<std::string_view> abort_views_;
-    std::array<std::uint64_t, 256> orphans_{};  // hashes of ids aborted lately, so that one orphan costs one ABORT
-    LogLimiter late_log_{1};
-    LogLimiter loss_log_{20};
+    std::array<std::uint64_t, 256>
+        orphans_{};  // hashes of ids aborted lately, so that one orphan costs one ABORT
 };
 
 extern template class GroupCore<VllmProtocol>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Open-addressing multimap from a 64-bit hash to a slot number. The caller compares the real key, so it stores no keys and, once
-// grown, allocates nothing. Owned and called by GroupCore only; single-threaded.
+// Open-addressing multimap from a 64-bit hash to a slot number. The caller compares the real key, so it
+// stores no keys and, once grown, allocates nothing. Owned and called by GroupCore only; single-threaded.
 #pragma once
 
 #include <cstddef>
