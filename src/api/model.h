@@ -15,8 +15,7 @@
 #include "wire/generate.h"
 
 namespace rankgate::text {
-class Tokenizer;
-class ChatTemplate;
+struct ModelAssets;
 }  // namespace rankgate::text
 
 namespace rankgate::api {
@@ -48,20 +47,12 @@ struct Features {
     bool tool_parser{false};
     /// `chat_template` in a request is honoured (off: a template is code).
     bool chat_template_in_request{false};
+    /// Special tokens typed by a client ("<|im_end|>") are read as such, as vLLM does. Off: they are plain
+    /// text.
+    bool special_tokens_in_content{true};
 
     static Features Vllm() { return {}; }
     static Features TokenSpeed();
-};
-
-/// Sampling defaults out of the model's generation_config.json, as `vllm serve` applies them.
-struct GenerationDefaults {
-    std::optional<double> temperature;
-    std::optional<double> top_p;
-    std::optional<std::int32_t> top_k;
-    std::optional<double> min_p;
-    std::optional<double> repetition_penalty;
-    /// Caps every request, asked for or not.
-    std::optional<std::int64_t> max_new_tokens;
 };
 
 /// Bounds on one HTTP request; docs/openai-api.md lists them.
@@ -69,8 +60,6 @@ struct Limits {
     std::int32_t max_n{128};
     std::int32_t max_prompts{2048};
     std::int32_t max_sequences{4096};  // prompts * n
-    std::int32_t max_stop_strings{32};
-    std::int32_t max_stop_bytes{1024};  // each
 };
 
 struct ModelInfo {
@@ -79,9 +68,8 @@ struct ModelInfo {
     std::int64_t created{0};
     std::string owned_by{"rankgate"};
 
-    std::shared_ptr<const text::Tokenizer> tokenizer;
-    /// Null = the model has none: chat is refused, completions work.
-    std::shared_ptr<const text::ChatTemplate> chat_template;
+    /// Tokenizer, templates, EOS ids and sampling defaults. Never null in use.
+    std::shared_ptr<const text::ModelAssets> assets;
 
     /// Entries of the MODEL's vocabulary (embedding rows): an id at or above it kills an engine.
     std::int32_t vocab_size{0};
@@ -89,10 +77,6 @@ struct ModelInfo {
     std::int64_t max_model_len{0};
     std::int32_t data_parallel_size{1};
 
-    /// The tokenizer's EOS, and all ids that generation_config.json names as EOS.
-    std::optional<TokenId> eos_token_id;
-    std::vector<TokenId> extra_eos_token_ids;
-    GenerationDefaults defaults;
     Features features;
     Limits limits;
     /// Loaded adapters; a request whose `model` is an adapter's name is routed to it.

@@ -23,6 +23,10 @@
 #include "base/result.h"
 #include "wire/generate.h"
 
+namespace rankgate::text {
+class StopSet;
+}  // namespace rankgate::text
+
 namespace rankgate::api {
 
 /// Bounds that do not depend on the model.
@@ -34,6 +38,10 @@ inline constexpr std::size_t kMaxChoices = 4096;             // structured_outpu
 inline constexpr std::size_t kMaxBadWords = 256;
 inline constexpr std::size_t kMaxBadWordBytes = 1024;
 inline constexpr std::size_t kMaxStopTokenIds = 4096;
+inline constexpr std::size_t kMaxStop = 64;
+inline constexpr std::size_t kMaxStopStringBytes = 4096;
+inline constexpr std::size_t kMaxToolCalls = 1024;  // of one message
+inline constexpr std::size_t kMaxTools = 1024;
 
 enum class Endpoint : std::uint8_t { kChat, kCompletion };
 
@@ -53,6 +61,7 @@ struct SamplingFields {
     std::int64_t min_tokens{0};
     bool ignore_eos{false};
     std::vector<std::string> stop;
+    std::shared_ptr<const text::StopSet> stop_set;  // null without stop strings
     bool include_stop_str_in_output{false};
     std::vector<TokenId> stop_token_ids;
     std::vector<std::pair<TokenId, double>> logit_bias;
@@ -85,16 +94,21 @@ struct ParsedRequest {
     bool return_token_ids{false};
     bool return_tokens_as_token_ids{false};
 
-    // Chat. Messages are normalised JSON text (an array): developer became system, text parts were joined,
-    // tool-call arguments kept as sent. tools_json and template_kwargs_json are empty when absent.
+    /// `tools` are given and may be called: needs a tool parser.
+    bool wants_tools{false};
+
+    // Chat. Messages are normalised JSON text (an array): developer became system, text parts are joined by a
+    // newline, tool-call arguments are JSON values. Where a content came as parts, messages_parts_json keeps
+    // them for templates that walk through parts themselves; it is empty otherwise, as tools_json and the
+    // like are when absent.
     std::string messages_json;
+    std::string messages_parts_json;
     std::string tools_json;
     std::string documents_json;
     std::string template_kwargs_json;
     std::string chat_template;  // from the request; only where the model allows it
     bool add_generation_prompt{true};
     bool continue_final_message{false};
-    bool has_tool_history{false};
 
     // Completion.
     std::vector<Prompt> prompts;
@@ -187,7 +201,7 @@ Result<std::vector<std::unique_ptr<wire::GenerateRequest>>> BuildGenerate(const 
                                                                           std::span<PreparedPrompt> prompts,
                                                                           const BuildContext& context);
 
-/// Makes reply ids: "chatcmpl-" or "cmpl-" and 24 hex digits, unique for the life of the process and, by
+/// Makes reply ids: "chatcmpl-" or "cmpl-" and 28 hex digits, unique for the life of the process and, by
 /// their random half, among processes. Shard-confined; give each shard another `shard` number.
 class IdSource {
   public:
