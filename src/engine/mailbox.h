@@ -19,7 +19,8 @@
 
 namespace rankgate::engine {
 
-inline constexpr const char* kLoadPageKey = "rankgate_load_page";
+/// wire::ReadyResponse::rankgate_load_mailbox on the wire.
+inline constexpr const char* kLoadPageKey = "rankgate_load_mailbox";
 inline constexpr std::size_t kLoadPageSize = 4096;
 inline constexpr std::uint64_t kLoadPageVersion = 1;
 

@@ -69,6 +69,30 @@ struct Placement {
     std::int64_t cached{0};
 };
 
+/// What a test wants a rank to do wrong, now. Only the script runner has any.
+struct Fault {
+    enum class Kind : std::uint8_t {
+        kDie,         // SIGKILL to itself (or `number` as the signal)
+        kExit,        // leaves with exit code `number`, no last words
+        kLastWords,   // ENGINE_CORE_DEAD, then exit 3
+        kDeaf,        // closes the inputs
+        kMute,        // closes the outputs
+        kRawMessage,  // sends `frames` as they are to client `number`
+        kIdentity,    // names `number` as its engine index from now on
+        kSleep,       // does nothing at all for `number` ms (sockets stay open: wedged)
+    };
+    Kind kind{Kind::kDie};
+    std::int64_t number{0};
+    std::vector<std::string> frames;
+};
+
+class FaultSource {
+  public:
+    virtual ~FaultSource() = default;
+    /// The next fault that is due; false when there is none. Called between steps and at least every few ms while idle.
+    virtual bool TakeFault(Fault& out) = 0;
+};
+
 class ModelRunner {
   public:
     virtual ~ModelRunner() = default;
@@ -82,6 +106,7 @@ class ModelRunner {
     virtual Status Run(const StepPlan& plan, StepResult& result) noexcept = 0;
     /// Forgets every prefix that no running sequence holds.
     virtual void ResetPrefixCache() noexcept = 0;
+    virtual FaultSource* faults() noexcept { return nullptr; }
 };
 
 }  // namespace rankgate::engine

@@ -59,7 +59,7 @@ void Scheduler::Mix(std::uint64_t value) noexcept {
     digest_ ^= digest_ >> 29;
 }
 
-Status Scheduler::Add(std::unique_ptr<Sequence> sequence) {
+Status Scheduler::Add(std::unique_ptr<Sequence>& sequence) {
     const wire::GenerateRequest& request = sequence->request;
     if (by_id_.find(std::string_view{request.id}) != by_id_.end()) {
         return Error{ErrorCode::kConflict, "a request with this id is running", "request_id", false};

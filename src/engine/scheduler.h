@@ -69,8 +69,8 @@ class Scheduler {
     ~Scheduler();
 
     /// Takes a validated request. Refuses a live id (kConflict), a full queue (kOverloaded) and a prompt that cannot fit
-    /// (kContextLength); a refused request leaves no trace.
-    Status Add(std::unique_ptr<Sequence> sequence);
+    /// (kContextLength); a refused request leaves no trace and stays with the caller.
+    Status Add(std::unique_ptr<Sequence>& sequence);
     /// Ends a request in any state; its pages and slot are free when this returns. The sequence stays readable until the next
     /// Plan(). Null when unknown.
     Sequence* Abort(std::string_view id);
@@ -91,6 +91,7 @@ class Scheduler {
 
     /// After finishes and aborts, always.
     wire::LoadSnapshot Load() const noexcept;
+    const PrefixStats& PeekPrefixStats() const noexcept { return prefix_stats_; }
     PrefixStats TakePrefixStats() noexcept;
     bool has_work() const noexcept { return !running_.empty() || !waiting_.empty(); }
     std::size_t num_running() const noexcept { return running_.size(); }

@@ -62,7 +62,8 @@ struct Fixture {
         return sequence;
     }
     Status Add(const std::string& id, int prompt, std::int64_t max_tokens, std::int64_t priority = 0) {
-        return scheduler->Add(Make(id, prompt, max_tokens, priority));
+        auto sequence = Make(id, prompt, max_tokens, priority);
+        return scheduler->Add(sequence);
     }
     /// One step; false when there was nothing to run.
     bool Step() {
@@ -227,8 +228,8 @@ TEST(Scheduler, StopsAtEosWithoutAReasonAndAtAStopIdWithIt) {
     eos->request.sampling.eos_token_id = 15;  // the prompt ends with 12
     auto stop = Fixture::Make("stop", 3, 100);
     stop->request.sampling.stop_token_ids = {999, 14};
-    ASSERT_TRUE(f.scheduler->Add(std::move(eos)).ok());
-    ASSERT_TRUE(f.scheduler->Add(std::move(stop)).ok());
+    ASSERT_TRUE(f.scheduler->Add(eos).ok());
+    ASSERT_TRUE(f.scheduler->Add(stop).ok());
     f.RunAll();
     EXPECT_EQ(f.finished["eos"], FinishReason::kStop);
     EXPECT_TRUE(std::holds_alternative<std::monostate>(f.reasons["eos"]));
@@ -243,7 +244,7 @@ TEST(Scheduler, IgnoresStopsBeforeMinTokens) {
     auto sequence = Fixture::Make("r", 3, 5);
     sequence->request.sampling.stop_token_ids = {13};
     sequence->request.sampling.min_tokens = 2;
-    ASSERT_TRUE(f.scheduler->Add(std::move(sequence)).ok());
+    ASSERT_TRUE(f.scheduler->Add(sequence).ok());
     f.RunAll();
     EXPECT_EQ(f.finished["r"], FinishReason::kLength);
     EXPECT_EQ(f.outputs["r"].size(), 5u);
@@ -256,7 +257,7 @@ TEST(Scheduler, LengthOrStopFirstIsTheDialectsChoice) {
         Fixture f{config};
         auto sequence = Fixture::Make("r", 3, 2);
         sequence->request.sampling.stop_token_ids = {14};
-        ASSERT_TRUE(f.scheduler->Add(std::move(sequence)).ok());
+        ASSERT_TRUE(f.scheduler->Add(sequence).ok());
         f.RunAll();
         EXPECT_EQ(f.finished["r"], length_first ? FinishReason::kLength : FinishReason::kStop);
     }

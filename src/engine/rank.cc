@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/rank.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+
+namespace rankgate::engine {
+
+namespace {
+
+constexpr Duration kIdlePoll = std::chrono::seconds(1);
+constexpr Duration kFaultPoll = std::chrono::milliseconds(2);
+constexpr Duration kDialSlice = std::chrono::milliseconds(200);
+constexpr Duration kClientCheckEvery = std::chrono::milliseconds(500);
+/// Claimed towards frontends that look at the version: the wire we speak is that of this release.
+constexpr const char* kVllmVersion = "0.32.0+rankgate";
+constexpr const char* kTokenSpeedVersion = "tokenspeed-0.1.1+rankgate";
+
+std::atomic<transport::EngineLink*> g_signal_link{nullptr};
+
+std::string InstanceId() {
+    std::random_device random;
+    static constexpr char kHex[] = "0123456789abcdef";
+    std::string id{"rankgate-"};
+    for (int i = 0; i < 4; ++i) {
+        std::uint32_t word = random();
+        for (int digit = 0; digit < 8; ++digit, word >>= 4) {
+            id.push_back(kHex[word & 15]);
+        }
+    }
+    return id;
+}
+
+}  // namespace
+
+Rank::Rank(RankConfig config, ModelRunner& runner, const Clock& clock) : config_{std::move(config)}, runner_{runner}, clock_{clock} {}
+
+Rank::~Rank() { g_signal_link.store(nullptr); }
+
+void Rank::WakeFromSignal() noexcept {
+    if (transport::EngineLink* link = g_signal_link.load()) {
+        link->Wake();
+    }
+}
+
+std::string Rank::ReadyResponse() const {
+    const SchedulerConfig& scheduler = config_.scheduler;
+    const bool tokenspeed = config_.dialect == wire::Dialect::kTokenSpeed;
+    wire::ReadyResponse ready;
+    ready.max_model_len = scheduler.max_model_len;
+    ready.num_gpu_blocks = scheduler.num_gpu_blocks + (tokenspeed ? 1 : 0);  // TokenSpeed counts its null page
+    ready.block_size = scheduler.block_size;
+    ready.dtype = runner_.facts().dtype;
+    ready.vllm_version = tokenspeed ? kTokenSpeedVersion : kVllmVersion;
+    ready.tensor_parallel_size = config_.tensor_parallel_size;
+    // vLLM: above 1 would claim lockstep, and these ranks are independent.
+    ready.data_parallel_size = tokenspeed ? config_.data_parallel_size : 1;
+    ready.world_size = static_cast<std::int64_t>(config_.tensor_parallel_size) * (tokenspeed ? config_.data_parallel_size : 1);
+    ready.data_parallel_rank = config_.data_parallel_rank;
+    ready.max_num_seqs = static_cast<std::int64_t>(scheduler.max_num_seqs) * (tokenspeed ? config_.data_parallel_size : 1);
+    ready.max_num_batched_tokens = scheduler.max_num_batched_tokens;
+    ready.instance_id = InstanceId();
+    ready.kv_cache_size_tokens = scheduler.num_gpu_blocks * scheduler.block_size;
+    ready.kv_cache_max_concurrency = static_cast<double>(scheduler.num_gpu_blocks * scheduler.block_size) /
+                                     static_cast<double>(scheduler.max_model_len);
+    ready.enable_sleep_mode = true;
+    if (page_.is_open()) {
+        ready.rankgate_load_mailbox = page_.path();
+    }
+    std::string bytes;
+    wire::EncodeReadyResponse(ready, config_.dialect, bytes);
+    return bytes;
+}
+
+Status Rank::Connect(const std::atomic<int>& stop) {
+    transport::EngineLinkOptions options;
+    options.dialect = config_.dialect == wire::Dialect::kVllm ? transport::Dialect::kVllm : transport::Dialect::kTokenSpeed;
+    options.handshake_address = config_.handshake_address;
+    options.engine_index = static_cast<std::uint16_t>(config_.base_index + config_.data_parallel_rank);
+    options.local = config_.dialect == wire::Dialect::kTokenSpeed;
+    options.headless = true;
+    auto link = transport::EngineLink::Connect(options, clock_);
+    if (!link.ok()) {
+        return link.error();
+    }
+    link_ = std::move(link).value();
+    g_signal_link.store(link_.get());
+    LogInfo("engine_dialling", {{"address", config_.handshake_address}, {"index", options.engine_index}});
+    const TimePoint limit = clock_.Now() + config_.init_timeout;
+    while (true) {
+        Status init = link_->AwaitInit(std::min(limit, clock_.Now() + kDialSlice));
+        if (init.ok()) {
+            break;
+        }
+        if (stop.load() != 0) {
+            return Error{ErrorCode::kDraining, "interrupted while waiting for the gateway", {}, false};
+        }
+        if (init.error().code != ErrorCode::kTimeout) {
+            return init;
+        }
+        if (clock_.Now() >= limit) {
+            return Error{ErrorCode::kTimeout,
+                         "no gateway answered at " + config_.handshake_address + " within " +
+                             std::to_string(std::chrono::duration_cast<std::chrono::seconds>(config_.init_timeout).count()) + " s",
+                         {},
+                         true};
+        }
+    }
+    if (!config_.load_page_dir.empty()) {
+        page_name_ = "rank" + std::to_string(options.engine_index) + "-" + std::to_string(::getpid());
+        if (Status opened = page_.Open(config_.load_page_dir, page_name_); !opened.ok()) {
+            // The reports on the wire carry the same numbers; only their age differs.
+            LogWarning("engine_load_page_unavailable", {{"why", opened.error().message}});
+        }
+    }
+    CoreConfig core;
+    core.dialect = config_.dialect;
+    core.scheduler = config_.scheduler;
+    core.engine_index = options.engine_index;
+    core.num_clients = static_cast<std::int32_t>(link_->addresses().outputs.size());
+    core.has_coordinator = !link_->addresses().coordinator_output.empty();
+    core.stale_load = config_.stale_load;
+    core_ = std::make_unique<EngineCore>(core, runner_, clock_);
+    page_.Publish(core_->Load());
+    const std::string ready = ReadyResponse();
+    const TimePoint register_limit = clock_.Now() + config_.init_timeout;
+    return link_->Register(ready, "", register_limit);
+}
+
+void Rank::SendOutbox() {
+    Outbox& outbox = core_->outbox();
+    std::vector<std::string_view> aux;
+    for (std::size_t i = 0; i < outbox.size(); ++i) {
+        const OutMessage& message = outbox[i];
+        aux.clear();
+        for (std::size_t k = 0; k < message.aux.size(); ++k) {
+            aux.push_back(message.aux[k]);
+        }
+        const Status sent = link_->Send(message.client, message.payload, aux);
+        if (!sent.ok()) {
+            const std::size_t dropped = message.client >= 0 ? core_->AbortClient(message.client) : 0;
+            std::uint64_t suppressed = 0;
+            if (send_log_.Allow(suppressed)) {
+                LogWarning("engine_send_failed", {{"client", message.client},
+                                                  {"why", sent.error().message},
+                                                  {"requests_dropped", dropped},
+                                                  {"suppressed", suppressed}});
+            }
+        }
+    }
+    outbox.Clear();
+}
+
+void Rank::CheckClients() {
+    const TimePoint now = clock_.Now();
+    if (now < next_client_check_) {
+        return;
+    }
+    next_client_check_ = now + kClientCheckEvery;
+    const auto clients = static_cast<std::int32_t>(link_->addresses().outputs.size());
+    for (std::int32_t client = 0; client < clients; ++client) {
+        if (link_->AwayFor(client) > config_.away_timeout) {
+            if (const std::size_t dropped = core_->AbortClient(client); dropped > 0) {
+                LogWarning("engine_frontend_away", {{"client", client}, {"requests_dropped", dropped}});
+            }
+        }
+    }
+}
+
+bool Rank::ApplyFaults() {
+    FaultSource* faults = runner_.faults();
+    Fault fault;
+    while (faults != nullptr && faults->TakeFault(fault)) {
+        LogWarning("engine_fault_injected", {{"kind", static_cast<int>(fault.kind)}, {"number", fault.number}});
+        switch (fault.kind) {
+            case Fault::Kind::kDie:
+                ::kill(::getpid(), fault.number > 0 ? static_cast<int>(fault.number) : SIGKILL);
+                break;
+            case Fault::Kind::kExit:
+                ::_exit(static_cast<int>(fault.number));
+            case Fault::Kind::kLastWords:
+                link_->SendDead();
+                exit_code_ = kExitDied;
+                return true;
+            case Fault::Kind::kDeaf:
+                link_->CloseInputs();
+                break;
+            case Fault::Kind::kMute:
+                link_->CloseOutputs();
+                break;
+            case Fault::Kind::kRawMessage:
+                if (!fault.frames.empty()) {
+                    const std::vector<std::string_view> rest{fault.frames.begin() + 1, fault.frames.end()};
+                    (void)link_->Send(static_cast<std::int32_t>(fault.number), fault.frames.front(), rest).ok();
+                }
+                break;
+            case Fault::Kind::kIdentity:
+                core_->set_engine_index(static_cast<std::int32_t>(fault.number));
+                break;
+            case Fault::Kind::kSleep:
+                std::this_thread::sleep_for(std::chrono::milliseconds(fault.number));
+                break;
+        }
+    }
+    return false;
+}
+
+Status Rank::Loop(const std::atomic<int>& stop, StepMirror* mirror) {
+    std::vector<std::string> inputs;  // of this round, for the followers
+    std::vector<std::string_view> input_views;
+    const transport::EngineLink::OnInput on_input = [&](const transport::InputFrames& in) {
+        if (mirror != nullptr) {
+            inputs.push_back(PackInput(in.type, in.client, in.payload));
+        } else {
+            core_->OnInput(in.type, in.payload, in.aux, in.client);
+        }
+    };
+    const bool faults = runner_.faults() != nullptr;
+    while (stop.load(std::memory_order_relaxed) == 0) {
+        Duration wait{0};
+        if (!core_->runnable()) {
+            const TimePoint now = clock_.Now();
+            const TimePoint due = core_->next_due();
+            wait = due <= now ? Duration{0} : std::min(kIdlePoll, Duration{due - now});
+            wait = faults ? std::min(wait, kFaultPoll) : wait;
+        }
+        link_->Poll(wait, on_input);
+        if (mirror != nullptr) {
+            // Followers act on the same list before the same step; an idle round without inputs is none of theirs.
+            if (Status healthy = mirror->Check(); !healthy.ok()) {
+                return healthy;
+            }
+            if (!inputs.empty() || core_->runnable()) {
+                input_views.assign(inputs.begin(), inputs.end());
+                if (Status published = mirror->Publish(input_views); !published.ok()) {
+                    return published;
+                }
+                for (const std::string& packed : inputs) {
+                    ApplyPackedInput(*core_, packed);
+                }
+                inputs.clear();
+                Result<bool> stepped = core_->Step();
+                if (!stepped.ok()) {
+                    return stepped.error();
+                }
+                mirror->SetDigest(core_->Digest());
+            } else {
+                Result<bool> stepped = core_->Step();  // nothing to run: only what is due is said
+                if (!stepped.ok()) {
+                    return stepped.error();
+                }
+            }
+        } else {
+            Result<bool> stepped = core_->Step();
+            if (!stepped.ok()) {
+                return stepped.error();
+            }
+        }
+        SendOutbox();
+        page_.Publish(core_->Load());
+        CheckClients();
+        if (faults && ApplyFaults()) {
+            return Status::Ok();
+        }
+    }
+    core_->Drain();
+    SendOutbox();
+    page_.Publish(core_->Load());
+    return Status::Ok();
+}
+
+int Rank::Run(const std::atomic<int>& stop, StepMirror* mirror) {
+    if (Status connected = Connect(stop); !connected.ok()) {
+        if (stop.load() != 0) {
+            return stop.load() == SIGINT ? kExitInterrupted : kExitOk;
+        }
+        LogError("engine_start_failed", {{"why", connected.error().message}});
+        return kExitFailure;
+    }
+    LogInfo("engine_ready", {{"model", runner_.facts().model_name},
+                             {"max_model_len", config_.scheduler.max_model_len},
+                             {"max_num_seqs", config_.scheduler.max_num_seqs},
+                             {"max_num_batched_tokens", config_.scheduler.max_num_batched_tokens},
+                             {"num_gpu_blocks", config_.scheduler.num_gpu_blocks},
+                             {"block_size", config_.scheduler.block_size},
+                             {"clients", link_->addresses().outputs.size()}});
+    const Status ended = Loop(stop, mirror);
+    if (!ended.ok()) {
+        LogError("engine_died", {{"why", ended.error().message}});
+        link_->SendDead();
+        exit_code_ = kExitDied;
+    }
+    g_signal_link.store(nullptr);
+    link_.reset();  // lingers, bounded, until the last words left
+    const CoreCounters& counters = core_->counters();
+    LogInfo("engine_stopped", {{"requests", counters.requests},
+                               {"tokens", counters.tokens},
+                               {"aborts", counters.aborts},
+                               {"refused", counters.refused},
+                               {"ignored", counters.ignored}});
+    if (exit_code_ == kExitOk && stop.load() == SIGINT) {
+        return kExitInterrupted;
+    }
+    return exit_code_;
+}
+
+}  // namespace rankgate::engine

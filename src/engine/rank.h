@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rank: an EngineCore on the wire. Dials the gateway, registers, then loops: inputs -> one step -> outputs -> load page. One thread
+// runs all of it (libzmq has its own I/O thread below EngineLink); nothing in the loop waits without a bound, and no input ends it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "engine/core.h"
+#include "engine/mailbox.h"
+#include "engine/runner.h"
+#include "transport/engine_link.h"
+#include "wire/handshake.h"
+
+namespace rankgate::engine {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitFlags = 2;
+inline constexpr int kExitDied = 3;
+inline constexpr int kExitInterrupted = 130;
+
+struct RankConfig {
+    wire::Dialect dialect{wire::Dialect::kVllm};
+    std::string handshake_address;
+    std::uint16_t base_index{0};  // TokenSpeed's --zmq-engine-index
+    std::int32_t data_parallel_rank{0};
+    std::int32_t data_parallel_size{1};
+    std::int32_t tensor_parallel_size{1};
+    SchedulerConfig scheduler;  // normalised
+    bool stale_load{false};
+    std::string load_page_dir;  // empty = no shared-memory mailbox
+    Duration init_timeout{std::chrono::minutes(5)};
+    /// A frontend that is away this long loses its requests (it may come back; until then outputs are kept for it).
+    Duration away_timeout{std::chrono::seconds(60)};
+};
+
+/// What a tensor-parallel leader shares with its followers, and they follow. Null without tensor parallelism.
+class StepMirror {
+  public:
+    virtual ~StepMirror() = default;
+    /// Before a step: the inputs that came since the last one. Blocks until followers have room; a failure ends the rank.
+    virtual Status Publish(std::span<const std::string_view> inputs) = 0;
+    virtual void SetDigest(std::uint64_t digest) = 0;
+    virtual Status Check() = 0;
+};
+
+class Rank {
+  public:
+    Rank(RankConfig config, ModelRunner& runner, const Clock& clock);
+    ~Rank();
+
+    /// Runs until `stop` holds a signal number, the engine dies, or the handshake fails. Returns the exit code.
+    int Run(const std::atomic<int>& stop, StepMirror* mirror = nullptr);
+    /// Makes a waiting Run look at `stop`. Any thread, also a signal handler (one eventfd write). Null before Run dialled.
+    static void WakeFromSignal() noexcept;
+
+  private:
+    Status Connect(const std::atomic<int>& stop);
+    std::string ReadyResponse() const;
+    Status Loop(const std::atomic<int>& stop, StepMirror* mirror);
+    void SendOutbox();
+    void CheckClients();
+    /// True when the rank shall leave now with `exit_code_`.
+    bool ApplyFaults();
+
+    const RankConfig config_;
+    ModelRunner& runner_;
+    const Clock& clock_;
+    std::unique_ptr<transport::EngineLink> link_;
+    std::unique_ptr<EngineCore> core_;
+    LoadPageWriter page_;
+    std::string page_name_;
+    TimePoint next_client_check_{};
+    int exit_code_{kExitOk};
+    LogLimiter send_log_{1};
+};
+
+}  // namespace rankgate::engine
