@@ -94,13 +94,17 @@ class ZmqEngineLink final : public EngineLink {
     const EngineAddresses& addresses() const override { return handshake_.addresses(); }
 
     Status Register(std::string_view ready_response, std::string_view parallel_config_hash,
-                    TimePoint deadline) override {
+                    TimePoint deadline, Duration register_late) override {
         if (handshake_.step() != EngineHandshake::Step::kInitialised) {
             return Error{ErrorCode::kConflict, "register comes once, after INIT", {}, false};
         }
         // TokenSpeed engines say READY first and register then, vLLM's the other way round.
-        if (options_.dialect == Dialect::kTokenSpeed) {
+        const bool ready_first = options_.dialect == Dialect::kTokenSpeed || register_late > Duration::zero();
+        if (ready_first) {
             SendReady(parallel_config_hash);
+            const TimePoint until = clock_.Now() + register_late;
+            while (clock_.Now() < until && WaitUntil(until)) {
+            }
         }
         if (Status connected = ConnectData(); !connected.ok()) {
             return connected;
@@ -123,12 +127,18 @@ class ZmqEngineLink final : public EngineLink {
                 return Error{ErrorCode::kTimeout, "the coordinator never said READY", {}, true};
             }
         }
-        if (options_.dialect != Dialect::kTokenSpeed) {
+        if (!ready_first) {
             SendReady(parallel_config_hash);
         }
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, greeter_.fd(), nullptr);
         greeter_.Close();  // lingers until READY left
         return {};
+    }
+
+    void RepeatRegistration(std::string_view ready_response) override {
+        for (Client& client : clients_) {
+            (void)client.input.Send(ready_response, false);
+        }
     }
 
     std::size_t Poll(Duration wait, const OnInput& on_input) override {

@@ -79,8 +79,11 @@ class EngineLink {
     /// Connects to every input and output, registers on each input with `ready_response` (msgpack map), waits
     /// for the coordinator's READY if INIT named one, sends READY (with `parallel_config_hash` unless empty)
     /// and closes the handshake socket.
+    /// A positive `register_late` reverses the order and waits in between (a race that tests provoke).
     virtual Status Register(std::string_view ready_response, std::string_view parallel_config_hash,
-                            TimePoint deadline) = 0;
+                            TimePoint deadline, Duration register_late = Duration::zero()) = 0;
+    /// Sends the registration once more on every input (tests).
+    virtual void RepeatRegistration(std::string_view ready_response) = 0;
 
     /// Handles what is there, waiting up to `wait` for the first message; at most kMaxInputsPerPoll messages
     /// a call, so that a flood never starves the engine's step. Returns how many were handled. Messages

@@ -108,7 +108,7 @@ class ZmqFrontendLink final : public FrontendLink {
 
     void Watch(int fd) override { AddToEpoll(fd, kTagExtra); }
 
-    void Wait(Duration timeout) override {
+    bool Wait(Duration timeout) override {
         // A send may have consumed the wake-up of something that arrived: look before sleeping.
         for (std::size_t plane : {std::size_t{kHandshake}, std::size_t{kInput}}) {
             if (std::exchange(sent_[plane], false) && !ready_[plane]) {
@@ -121,6 +121,7 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         // Round up: a deadline a fraction of a millisecond away must not spin.
         const auto ms = std::chrono::ceil<std::chrono::milliseconds>(timeout).count();
+        bool extra = false;
         std::array<epoll_event, 32> events;
         const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
                                    static_cast<int>(std::clamp<std::int64_t>(ms, 0, 60'000)));
@@ -132,8 +133,11 @@ class ZmqFrontendLink final : public FrontendLink {
                 monitor_ready_ = true;
             } else if (tag >= kTagPid) {
                 dead_pids_.push_back(static_cast<std::int32_t>(tag - kTagPid));
+            } else {
+                extra = true;
             }
         }
+        return extra;
     }
 
     int poll_fd() const override { return epoll_.get(); }

@@ -87,8 +87,9 @@ class FrontendLink {
 
     /// Adds a descriptor of the owner (its mailbox) to what Wait waits for.
     virtual void Watch(int fd) = 0;
-    /// Sleeps until something is readable or `timeout` passed (zero = look only).
-    virtual void Wait(Duration timeout) = 0;
+    /// Sleeps until something is readable or `timeout` passed (zero = look only). True if a watched
+    /// descriptor is readable.
+    virtual bool Wait(Duration timeout) = 0;
     /// Readable when Wait would return at once; for owners that live on another event loop.
     virtual int poll_fd() const = 0;
     /// Handles what Wait found, without waiting, at most kMaxOutputsPerPoll output messages. True if more is
