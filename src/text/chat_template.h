@@ -41,11 +41,11 @@ struct RenderRequest {
     /// the template cannot take is a 400 either way.
     std::string_view messages;
     /// JSON array or empty.
-    std::string_view tools;
+    std::string_view tools{};
     /// JSON array or empty.
-    std::string_view documents;
+    std::string_view documents{};
     /// JSON object or empty: chat_template_kwargs. Its keys override everything but messages.
-    std::string_view kwargs;
+    std::string_view kwargs{};
     bool add_generation_prompt{true};
     /// Leave the last message open (prefill). Not together with add_generation_prompt.
     bool continue_final_message{false};

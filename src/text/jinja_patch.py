@@ -10,6 +10,204 @@ FILES = ["jinja/lexer.cpp", "jinja/lexer.h", "jinja/parser.cpp", "jinja/parser.h
 
 L = "::rankgate::text::jinja_support::"
 
+# Filters and methods that Python has and the engine lacks.
+RG_FUNCTIONS = r'''
+// Python's str() of a value.
+static std::string rg_str(const value & v) {
+    return v->is_undefined() ? std::string() : v->is_none() ? std::string("None") : v->as_string().str();
+}
+
+static value rg_apply(const func_args & args, std::string name, const value & item, size_t extra_from) {
+    name = name == "count" ? "length" : name == "d" ? "default" : name == "e" ? "escape" : name == "trim" ? "strip" : name;
+    const auto & builtins = item->get_builtins();
+    const auto it = builtins.find(name);
+    if (it == builtins.end()) {
+        throw raised_exception("Unknown filter '" + name + "' for type " + item->type());
+    }
+    func_args call(args.ctx);
+    call.func_name = name;
+    call.push_back(item);
+    for (size_t i = extra_from; i < args.count(); ++i) {
+        call.push_back(args.get_args()[i]);
+    }
+    return it->second(call);
+}
+
+static value rg_map_filter(const func_args & args) {
+    auto out = mk_val<value_array>();
+    const std::string name = args.get_pos(1)->as_string().str();
+    for (const auto & item : args.get_pos(0)->as_array()) {
+        out->push_back(rg_apply(args, name, item, 2));
+    }
+    return out;
+}
+
+template <bool is_reject>
+static value rg_select(const func_args & args) {
+    args.ensure_count(1, 3);
+    auto out = mk_val<value_array>();
+    for (const auto & item : args.get_pos(0)->as_array()) {
+        bool keep;
+        if (args.count() == 1) {
+            keep = item->as_bool();
+        } else {
+            const auto & tests = global_builtins();
+            const auto it = tests.find("test_is_" + args.get_pos(1)->as_string().str());
+            if (it == tests.end()) {
+                throw raised_exception("Unknown test '" + args.get_pos(1)->as_string().str() + "'");
+            }
+            func_args call(args.ctx);
+            call.push_back(item);
+            if (args.count() > 2) {
+                call.push_back(args.get_pos(2));
+            }
+            keep = it->second(call)->as_bool();
+        }
+        if (keep != is_reject) {
+            out->push_back(item);
+        }
+    }
+    return out;
+}
+
+static value rg_sum(const func_args & args) {
+    value attribute = args.get_kwarg_or_pos("attribute", 1);
+    value none = mk_val<value_undefined>();
+    double total = 0;
+    bool floating = false;
+    for (const auto & item : args.get_pos(0)->as_array()) {
+        const value one = attribute->is_undefined() ? item : get_attribute(item, attribute, none);
+        floating = floating || is_val<value_float>(one);
+        total += one->as_float();
+    }
+    if (floating) {
+        return mk_val<value_float>(total);
+    }
+    return mk_val<value_int>(static_cast<int64_t>(total));
+}
+
+static value rg_unique(const func_args & args) {
+    auto out = mk_val<value_array>();
+    for (const auto & item : args.get_pos(0)->as_array()) {
+        bool seen = false;
+        for (const auto & old : out->as_array()) {
+            ::rankgate::text::jinja_support::Step();
+            seen = seen || *old == *item;
+        }
+        if (!seen) {
+            out->push_back(item);
+        }
+    }
+    return out;
+}
+
+static value rg_string_list(const func_args & args) {
+    auto out = mk_val<value_array>();
+    for (const auto & c : ::rankgate::text::jinja_support::CodePoints(args.get_pos(0)->as_string().str())) {
+        out->push_back(rg_derived(c, args.get_pos(0)->rg_has_input()));
+    }
+    return out;
+}
+
+// ','.join(list) as a method, 'abc' | join(',') as a filter.
+static value rg_string_join(const func_args & args) {
+    func_args call(args.ctx);
+    if (args.count() > 1 && is_val<value_array>(args.get_pos(1))) {
+        call.push_back(args.get_pos(1));
+        call.push_back(args.get_pos(0));
+    } else {
+        call.push_back(rg_string_list(args));
+        for (size_t i = 1; i < args.count(); ++i) {
+            call.push_back(args.get_args()[i]);
+        }
+    }
+    return call.get_pos(0)->get_builtins().at("join")(call);
+}
+
+static value rg_splitlines(const func_args & args) {
+    auto out = mk_val<value_array>();
+    const std::string text = args.get_pos(0)->as_string().str();
+    const bool input = args.get_pos(0)->rg_has_input();
+    size_t from = 0;
+    while (from < text.size()) {
+        const size_t end = std::min(text.find_first_of("\r\n", from), text.size());
+        out->push_back(rg_derived(text.substr(from, end - from), input));
+        from = end + 1 + (end + 1 < text.size() && text[end] == '\r' && text[end + 1] == '\n' ? 1 : 0);
+    }
+    return out;
+}
+
+template <bool must, bool last>
+static value rg_find(const func_args & args) {
+    const std::string text = args.get_pos(0)->as_string().str();
+    const std::string part = args.get_pos(1)->as_string().str();
+    const size_t at = last ? text.rfind(part) : text.find(part);
+    if (at == std::string::npos) {
+        if (must) {
+            throw raised_exception("substring not found");
+        }
+        return mk_val<value_int>(-1);
+    }
+    return mk_val<value_int>(static_cast<int64_t>(::rankgate::text::jinja_support::CountCodePoints(text.substr(0, at))));
+}
+
+static value rg_str_count(const func_args & args) {
+    const std::string text = args.get_pos(0)->as_string().str();
+    const std::string part = args.get_pos(1)->as_string().str();
+    int64_t found = 0;
+    if (part.empty()) {
+        return mk_val<value_int>(static_cast<int64_t>(::rankgate::text::jinja_support::CountCodePoints(text)) + 1);
+    }
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) {
+        ++found;
+    }
+    return mk_val<value_int>(found);
+}
+
+template <int (*is)(int)>
+static value rg_all(const func_args & args) {
+    const std::string text = args.get_pos(0)->as_string().str();
+    return mk_val<value_bool>(!text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return is(c) != 0; }));
+}
+
+template <bool prefix>
+static value rg_remove(const func_args & args) {
+    std::string text = args.get_pos(0)->as_string().str();
+    const std::string part = args.get_pos(1)->as_string().str();
+    if (text.size() >= part.size() && text.compare(prefix ? 0 : text.size() - part.size(), part.size(), part) == 0) {
+        text.erase(prefix ? 0 : text.size() - part.size(), part.size());
+    }
+    return rg_derived(text, args.get_pos(0)->rg_has_input());
+}
+
+static value rg_escape(const func_args & args) {
+    std::string out;
+    for (const char c : args.get_pos(0)->as_string().str()) {
+        switch (c) {
+            case '&': out += "&amp;"; break;
+            case '<': out += "&lt;"; break;
+            case '>': out += "&gt;"; break;
+            case '\'': out += "&#39;"; break;
+            case '"': out += "&#34;"; break;
+            default: out += c;
+        }
+    }
+    return rg_derived(out, args.get_pos(0)->rg_has_input());
+}
+
+static value rg_wordcount(const func_args & args) {
+    return mk_val<value_int>(static_cast<int64_t>(::rankgate::text::jinja_support::SplitWhitespace(args.get_pos(0)->as_string().str(), -1).size()));
+}
+
+#define RG_STRING_METHODS                                                                                                        \
+    {"join", rg_string_join}, {"list", rg_string_list}, {"splitlines", rg_splitlines}, {"find", rg_find<false, false>},          \
+    {"rfind", rg_find<false, true>}, {"index", rg_find<true, false>}, {"count", rg_str_count}, {"isdigit", rg_all<std::isdigit>}, \
+    {"isspace", rg_all<std::isspace>}, {"removeprefix", rg_remove<true>}, {"removesuffix", rg_remove<false>},                    \
+    {"escape", rg_escape}, {"wordcount", rg_wordcount},
+
+'''
+
+
 # (file, times, old, new)
 PATCHES = [
     # --- no JSON library: our own code builds the values --------------------------------------------------------------------------
@@ -270,12 +468,127 @@ static value_string rg_derived(const std::string & text, bool is_input) {
      "                    throw lexer_exception(\"truncated escape\", source, pos);\n                }\n"
      f"                {L}AppendUtf8(str, static_cast<uint32_t>(std::stoul(rg_hex, nullptr, 16)));\n                pos += rg_digits;\n                continue;\n            }}\n"
      "            if (escape_chars.find(escaped_char) == escape_chars.end()) {\n                str += '\\\\';\n                str += escaped_char;\n                continue;\n            }\n"),
+
+    # A tree of the wrong shape is a load error with its line, also where assertions are compiled out.
+    ("jinja/runtime.h", 1, "    assert(dynamic_cast<T *>(ptr.get()) != nullptr);\n",
+     "    if (dynamic_cast<T *>(ptr.get()) == nullptr) throw std::runtime_error(\"unexpected \" + ptr->type());\n"),
+    ("jinja/runtime.h", 1, "    assert(dynamic_cast<T *>(ptr.get()) != nullptr || dynamic_cast<U *>(ptr.get()) != nullptr);\n",
+     "    if (dynamic_cast<T *>(ptr.get()) == nullptr && dynamic_cast<U *>(ptr.get()) == nullptr) throw std::runtime_error(\"unexpected \" + ptr->type());\n"),
+    ("jinja/parser.cpp", 1, "        assert(start_pos < tokens.size());\n",
+     "        if (start_pos >= tokens.size()) throw std::runtime_error(\"unexpected end of the template\");\n"),
+    ("jinja/runtime.cpp", 1, "        for (int64_t i = 0; i < repeat; ++i) {\n            res->val_str.append(str);\n        }\n",
+     "        size_t rg_size = 0;\n        for (const auto & part : str.parts) rg_size += part.val.size();\n        if (rg_size == 0) return res;\n"
+     f"        {L}Charge(static_cast<size_t>(repeat) > (size_t{{1}} << 40) / rg_size ? size_t{{1}} << 40 : rg_size * static_cast<size_t>(repeat));\n"
+     "        std::string rg_text;\n        for (int64_t i = 0; i < repeat; ++i) {\n            for (const auto & part : str.parts) rg_text += part.val;\n        }\n"
+     "        res->val_str = string(rg_text, str.all_parts_are_input());\n"),
+    # lstrip_blocks: the first character of a template was taken for white space.
+    ("jinja/lexer.cpp", 1, "                    if (current == 1) {\n                        end = 0; // Trim from the start of the string\n                        break;\n                    }\n", ""),
+    ("jinja/lexer.cpp", 1, "                        break; // Found non-whitespace before newline, keep\n                    }\n",
+     "                        break; // Found non-whitespace before newline, keep\n                    }\n"
+     "                    if (current == 1) {\n                        end = 0; // Trim from the start of the string\n                        break;\n                    }\n"),
+    ("jinja/lexer.cpp", 1, "            num += \".\" + frac;\n        }\n",
+     "            num += \".\" + frac;\n        }\n"
+     "        if (pos + 1 < src.size() && !num.empty() && (src[pos] == 'e' || src[pos] == 'E')) {\n"
+     "            const size_t rg_sign = src[pos + 1] == '+' || src[pos + 1] == '-' ? 1 : 0;\n"
+     "            if (pos + 1 + rg_sign < src.size() && is_integer(src[pos + 1 + rg_sign])) {\n"
+     "                num += src.substr(pos, 1 + rg_sign);\n                pos += 1 + rg_sign;\n                num += consume_while(is_integer);\n            }\n        }\n"),
+    ("jinja/parser.cpp", 1, "                if (t.value.find('.') != std::string::npos) {\n", "                if (t.value.find_first_of(\".eE\") != std::string::npos) {\n"),
+    ("jinja/lexer.h", 1, "        {\"*\", token::multiplicative_binary_operator},\n        {\"/\", token::multiplicative_binary_operator},\n",
+     "        {\"**\", token::multiplicative_binary_operator},\n        {\"//\", token::multiplicative_binary_operator},\n"
+     "        {\"*\", token::multiplicative_binary_operator},\n        {\"/\", token::multiplicative_binary_operator},\n"),
+    ("jinja/runtime.cpp", 1, "        } else if (op.value == \"/\") {\n",
+     "        } else if (op.value == \"//\" || op.value == \"**\") {\n"
+     "            if (op.value == \"//\" && b == 0) throw std::runtime_error(\"integer division by zero\");\n"
+     "            double res = op.value == \"//\" ? std::floor(a / b) : std::pow(a, b);\n"
+     "            bool is_float = is_val<value_float>(left_val) || is_val<value_float>(right_val) || (op.value == \"**\" && b < 0) || std::fabs(res) > 9e18;\n"
+     "            if (is_float) return mk_val<value_float>(res);\n            return mk_val<value_int>(static_cast<int64_t>(res));\n"
+     "        } else if (op.value == \"/\") {\n"),
+    # (1,) is a tuple.
+    ("jinja/parser.cpp", 1, "            ++current; // consume comma\n            exprs.push_back(primary ?",
+     "            ++current; // consume comma\n            if (is(token::close_paren) || is(token::close_statement)) break;\n            exprs.push_back(primary ?"),
+    ("jinja/runtime.cpp", 1, "    if (!is_val<value_array>(iterable_val) && !is_val<value_object>(iterable_val)) {\n        throw std::runtime_error(\"Expected iterable",
+     "    if (is_val<value_string>(iterable_val)) {\n        auto rg_chars = mk_val<value_array>();\n"
+     f"        for (const auto & rg_c : {L}CodePoints(iterable_val->as_string().str())) {{\n"
+     "            auto rg_char = mk_val<value_string>(rg_c);\n            rg_char->val_str.mark_input_based_on(iterable_val->val_str);\n            rg_chars->push_back(value(rg_char));\n        }\n"
+     "        iterable_val = rg_chars;\n    }\n"
+     "    if (!is_val<value_array>(iterable_val) && !is_val<value_object>(iterable_val)) {\n        throw std::runtime_error(\"Expected iterable"),
+    ("jinja/runtime.cpp", 1, "        scope.set_val(\"loop\", loop_obj);\n",
+     "        loop_obj->insert(\"cycle\", mk_val<value_func>(\"cycle\", [i](const func_args & args) -> value {\n"
+     "            args.ensure_count(1);\n            return args.get_pos(i % args.count());\n        }));\n"
+     "        scope.set_val(\"loop\", loop_obj);\n"),
+    ("jinja/value.cpp", 1, "        {\"test_is_number\", test_type_fn<value_int, value_float>},\n", "        {\"test_is_number\", test_type_fn<value_int, value_float, value_bool>},\n"),
+    ("jinja/value.cpp", 1, "                return mk_val<value_int>(std::stoi(str, nullptr, base));\n",
+     f"                const std::string rg_digits = {L}Strip(str, true, true);\n                size_t rg_read = 0;\n"
+     "                const long long rg_int = std::stoll(rg_digits, &rg_read, base);\n"
+     "                if (rg_read == rg_digits.size()) return mk_val<value_int>(rg_int);\n"
+     "                rg_read = 0;\n                const double rg_float = base == 10 ? std::stod(rg_digits, &rg_read) : 0;\n"
+     "                if (rg_read == rg_digits.size() && rg_read > 0) return mk_val<value_int>(static_cast<int64_t>(rg_float));\n"
+     "                throw std::invalid_argument(\"int\");\n"),
+    ("jinja/value.cpp", 1, "    if (val_sort->as_bool()) { // undefined == false\n        throw not_implemented_exception(\"tojson sort_keys=true not implemented\");\n    }\n",
+ "    struct rg_sorted { rg_sorted(bool on) { rg_sort_keys = on; } ~rg_sorted() { rg_sort_keys = false; } } rg_scope(val_sort->as_bool());\n"),
+    ("jinja/value.cpp", 1, "static value tojson(const func_args & args) {\n", "static thread_local bool rg_sort_keys = false;\n\nstatic value tojson(const func_args & args) {\n"),
+    ("jinja/value.cpp", 1, "        const auto & obj = val->as_ordered_object(); // IMPORTANT: need to keep exact order\n",
+     "        auto obj = val->as_ordered_object(); // IMPORTANT: need to keep exact order\n"
+     "        if (rg_sort_keys) {\n            std::stable_sort(obj.begin(), obj.end(), [](const auto & a, const auto & b) { return a.first->as_string().str() < b.first->as_string().str(); });\n        }\n"),
+    ("jinja/value.cpp", 1, "                if (!is_val<value_string>(val_arr) && !is_val<value_int>(val_arr) && !is_val<value_float>(val_arr)) {\n"
+     "                    throw raised_exception(\"join() can only join arrays of strings or numerics\");\n                }\n", ""),
+    ("jinja/value.cpp", 1, "                const std::string rg_item = val_arr->as_string().str();\n", "                const std::string rg_item = rg_str(val_arr);\n"),
+    ("jinja/value.cpp", 1, "            if (!is_val<value_kwarg>(args.get_args().at(1))) {\n                throw not_implemented_exception(\"map: filter-mapping not implemented\");\n            }\n",
+     "            if (!is_val<value_kwarg>(args.get_args().at(1))) {\n                return rg_map_filter(args);\n            }\n"),
+    ("jinja/value.cpp", 1, "        {\"select\", selectattr<false>},\n", "        {\"select\", rg_select<false>},\n"),
+    ("jinja/value.cpp", 1, "        {\"reject\", selectattr<true>},\n", "        {\"reject\", rg_select<true>},\n        {\"sum\", rg_sum},\n"),
+    ("jinja/value.cpp", 1, "        {\"unique\", array_unique_not_implemented},\n", "        {\"unique\", rg_unique},\n"),
+    ("jinja/value.cpp", 1, "[[noreturn]] static value array_unique_not_implemented(const func_args &) {\n    throw not_implemented_exception(\"Array unique builtin not implemented\");\n}\n", ""),
+    ("jinja/value.cpp", 1, "        {\"join\", string_join_not_implemented},\n", "        RG_STRING_METHODS\n"),
+    ("jinja/value.cpp", 1, "[[noreturn]] static value string_join_not_implemented(const func_args &) {\n    throw not_implemented_exception(\"String join builtin not implemented\");\n}\n", ""),
+    ("jinja/value.cpp", 1, "        {\"join\", object_join_not_implemented},\n",
+     "        {\"list\", [](const func_args & args) -> value { return global_builtins().at(\"rg_keys\")(args); }},\n"
+     "        {\"join\", [](const func_args & args) -> value {\n            func_args rg_args(args.ctx);\n            rg_args.push_back(global_builtins().at(\"rg_keys\")(args));\n"
+     "            for (size_t i = 1; i < args.count(); ++i) rg_args.push_back(args.get_args()[i]);\n            return rg_args.get_pos(0)->get_builtins().at(\"join\")(rg_args);\n        }},\n"),
+    ("jinja/value.cpp", 1, "[[noreturn]] static value object_join_not_implemented(const func_args &) {\n    throw not_implemented_exception(\"object join not implemented\");\n}\n", ""),
+    ("jinja/value.cpp", 1, "        {\"tojson\", tojson},\n\n        // tests\n",
+     "        {\"tojson\", tojson},\n        {\"rg_keys\", [](const func_args & args) -> value {\n            auto out = mk_val<value_array>();\n"
+     "            for (const auto & pair : args.get_pos(0)->as_ordered_object()) out->push_back(pair.first);\n            return out;\n        }},\n\n        // tests\n"),
+    ("jinja/value.cpp", 1, "            return mk_val<value_int>(val < 0 ? -val : val);\n        }},\n",
+     "            return mk_val<value_int>(val < 0 && val != INT64_MIN ? -val : val);\n        }},\n"
+     "        {\"round\", [](const func_args & args) -> value { return mk_val<value_float>(static_cast<double>(args.get_pos(0)->as_int())); }},\n"),
+    ("jinja/value.cpp", 1, "            return mk_val<value_float>(val < 0.0 ? -val : val);\n        }},\n",
+     "            return mk_val<value_float>(val < 0.0 ? -val : val);\n        }},\n"
+     "        {\"round\", [](const func_args & args) -> value {\n            value rg_digits = args.get_kwarg_or_pos(\"precision\", 1);\n"
+     "            const double rg_scale = std::pow(10.0, rg_digits->is_undefined() ? 0.0 : static_cast<double>(std::clamp<int64_t>(rg_digits->as_int(), 0, 15)));\n"
+     "            return mk_val<value_float>(std::nearbyint(args.get_pos(0)->as_float() * rg_scale) / rg_scale);\n        }},\n"),
+    ("jinja/value.cpp", 1, "const func_builtins & global_builtins() {\n", RG_FUNCTIONS + "const func_builtins & global_builtins() {\n"),
 ]
 
-# (file, from, up to but without): passages that are left out. Each mark must be there exactly once.
+# (file, from, up to but without, instead): whole passages. Each mark must be there exactly once.
 CUTS = [
-    ("jinja/value.cpp", "static value from_json(const common_json & j", "// compare operator for value_t\n"),
-    ("jinja/value.cpp", "template<>\nvoid global_from_json(", "// recursively convert value to JSON string\n"),
+    # Macro arguments: by position, by name, by default, else undefined.
+    ("jinja/runtime.cpp", "static inline void bind_parameters(", "value macro_statement::execute_impl(", """\
+static inline void bind_parameters(const std::string & name, const statements & this_args, const func_args & args, context & ctx) {
+    size_t positional = 0;
+    while (positional < args.count() && !is_val<value_kwarg>(args.get_args()[positional])) {
+        ++positional;
+    }
+    if (positional > this_args.size()) {
+        throw std::runtime_error("macro '" + name + "' takes not more than " + std::to_string(this_args.size()) + " argument(s)");
+    }
+    for (size_t i = 0; i < this_args.size(); ++i) {
+        const auto kwarg = cast_stmt<keyword_argument_expression>(this_args[i]);
+        const auto id = cast_stmt<identifier>(kwarg ? kwarg->key : this_args[i]);
+        if (!id) {
+            throw std::runtime_error("Invalid parameter type in '" + name + "'");
+        }
+        value bound = i < positional ? args.get_args()[i] : args.get_kwarg(id->val, value());
+        if (!bound) {
+            bound = kwarg ? kwarg->val->execute(ctx) : value(mk_val<value_undefined>(id->val));
+        }
+        ctx.set_val(id->val, bound);
+    }
+}
+
+"""),
+    ("jinja/value.cpp", "static value from_json(const common_json & j", "// compare operator for value_t\n", ""),
+    ("jinja/value.cpp", "template<>\nvoid global_from_json(", "// recursively convert value to JSON string\n", ""),
 ]
 
 
@@ -284,12 +597,12 @@ def main():
     text = {name: (src / name).read_text() for name in FILES if (src / name).exists()}
     missing = [name for name in FILES if name not in text]
     wrong = []
-    for name, begin, end in CUTS:
+    for name, begin, end, instead in CUTS:
         body = text.get(name, "")
         if body.count(begin) != 1 or body.count(end) != 1 or body.index(begin) > body.index(end):
             wrong.append(f"{name}: cannot cut from {begin.splitlines()[0]!r}")
             continue
-        text[name] = body[:body.index(begin)] + body[body.index(end):]
+        text[name] = body[:body.index(begin)] + instead + body[body.index(end):]
     for name, times, old, new in PATCHES:
         found = text.get(name, "").count(old)
         if found != times:

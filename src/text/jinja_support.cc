@@ -151,8 +151,9 @@ std::size_t SpaceAtHead(std::string_view text) noexcept {
     if (text.starts_with("\xC2\x85") || text.starts_with("\xC2\xA0")) {
         return 2;
     }
-    if (text.starts_with("\xE1\x9A\x80") || text.starts_with("\xE2\x80\xA8") || text.starts_with("\xE2\x80\xA9") ||
-        text.starts_with("\xE2\x80\xAF") || text.starts_with("\xE2\x81\x9F") || text.starts_with("\xE3\x80\x80")) {
+    if (text.starts_with("\xE1\x9A\x80") || text.starts_with("\xE2\x80\xA8") ||
+        text.starts_with("\xE2\x80\xA9") || text.starts_with("\xE2\x80\xAF") ||
+        text.starts_with("\xE2\x81\x9F") || text.starts_with("\xE3\x80\x80")) {
         return 3;
     }
     if (text.starts_with("\xE2\x80") && text.size() >= 3 && static_cast<unsigned char>(text[2]) >= 0x80 &&
@@ -236,8 +237,8 @@ std::vector<std::string> CodePoints(std::string_view text) {
 }
 
 std::size_t CountCodePoints(std::string_view text) noexcept {
-    return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+    return static_cast<std::size_t>(std::count_if(
+        text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 void AppendUtf8(std::string& out, std::uint32_t code_point) {
@@ -265,10 +266,14 @@ void AppendUtf8(std::string& out, std::uint32_t code_point) {
 bool IsDictMethod(std::string_view name) noexcept {
     return In(name, {"get", "keys", "values", "items"});
 }
-bool IsListMethod(std::string_view name) noexcept { return In(name, {"append", "pop"}); }
+bool IsListMethod(std::string_view name) noexcept {
+    return In(name, {"append", "pop"});
+}
 bool IsStrMethod(std::string_view name) noexcept {
-    return In(name, {"upper", "lower", "strip", "rstrip", "lstrip", "title", "capitalize", "startswith", "endswith", "split",
-                     "rsplit", "replace", "format"});
+    return In(name, {"upper",      "lower",      "strip",      "rstrip",       "lstrip",      "title",
+                     "capitalize", "startswith", "endswith",   "split",        "rsplit",      "replace",
+                     "format",     "join",       "splitlines", "find",         "rfind",       "index",
+                     "count",      "isdigit",    "isspace",    "removeprefix", "removesuffix"});
 }
 
 }  // namespace rankgate::text::jinja_support

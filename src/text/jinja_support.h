@@ -28,7 +28,7 @@ struct Raised {
 struct Budget {
     std::int64_t steps{50'000'000};
     std::int64_t cpu_ns{2'000'000'000};
-    std::int64_t bytes{std::int64_t{512} << 20};  // copied in total, not held
+    std::int64_t bytes{std::int64_t{256} << 20};  // copied in total, not held
     std::int64_t values{1'000'000};               // alive at once; about 250 bytes each
     int depth{600};                               // nested evaluations
 };
@@ -71,7 +71,8 @@ std::vector<std::string> CodePoints(std::string_view text);
 std::size_t CountCodePoints(std::string_view text) noexcept;
 /// Appends a code point (surrogates and beyond: U+FFFD).
 void AppendUtf8(std::string& out, std::uint32_t code_point);
-/// Whether Python has a method of this name on a dict, list or str; the engine's own filters must not hide keys of that name.
+/// Whether Python has a method of this name on a dict, list or str; the engine's own filters must not hide
+/// keys of that name.
 bool IsDictMethod(std::string_view name) noexcept;
 bool IsListMethod(std::string_view name) noexcept;
 bool IsStrMethod(std::string_view name) noexcept;
