@@ -569,8 +569,8 @@ template <class P>
 void GroupCore<P>::SendFailed(AttemptId attempt, std::string_view reason, TimePoint now) {
     now_ = now;
     const std::uint32_t index = FindAttempt(attempt);
-    if (index == kNone) {
-        return;
+    if (index == kNone || slots_[index].started) {
+        return;  // its own output says otherwise
     }
     Slot& slot = slots_[index];
     const std::int32_t from = slot.rank;
