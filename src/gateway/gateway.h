@@ -51,6 +51,8 @@ class Gateway {
     /// Readiness turns false, new work gets 503, streams may finish for shutdown_timeout; then they are cut.
     /// Thread-safe, idempotent.
     virtual void BeginShutdown() = 0;
+    /// Ends the drain now: what still runs is cut with an error event. Thread-safe.
+    virtual void HurryShutdown() = 0;
     /// Blocks until the drain is over, then stops everything. True = every stream ended by itself.
     virtual bool WaitForShutdown() = 0;
 };

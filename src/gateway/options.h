@@ -19,7 +19,8 @@ namespace rankgate::gateway {
 /// ranks is ONE worker with one socket set.
 struct WorkerSpec {
     std::string name;                  // empty = "group<i>"
-    std::string model;                 // served name this group answers for; empty = all
+    std::string model;                 // served name this group answers for; empty = all names of the gateway
+    std::string path;                  // model files of this group; empty = the gateway's MODEL
     std::string runtime{"auto"};       // auto | vllm | tokenspeed
     std::int32_t dp_size{1};           // ranks that the handshake awaits
     std::string address{"127.0.0.1"};  // handshake address
@@ -79,6 +80,10 @@ struct GatewayOptions {
 /// Parses a --worker SPEC or one object of POST /workers. The error names the key, its value and what is
 /// allowed; a rank in the spec is refused with the reason.
 Result<WorkerSpec> ParseWorkerSpec(const std::string& spec);
+
+/// Sets one field by its spec key.
+Status SetWorkerField(WorkerSpec& spec, const std::string& key, const std::string& value);
+Status ValidateWorker(const WorkerSpec& spec, bool allow_remote);
 
 /// Ranges, combinations and things the flags cannot check alone.
 Status Validate(const GatewayOptions& options);

@@ -25,6 +25,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "http/request_parser.h"
 #include "http/socket.h"
 #include "http/timer_wheel.h"
@@ -116,23 +117,8 @@ void AppendNumber(std::string& out, std::size_t number) {
 }
 
 void AppendJsonString(std::string& out, std::string_view text) {
-    static constexpr char kHex[] = "0123456789abcdef";
     out += '"';
-    for (const char c : text) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (c == '"' || c == '\\') {
-            out += '\\';
-            out += c;
-        } else if (c == '\n') {
-            out += "\\n";
-        } else if (byte < 0x20) {
-            out += "\\u00";
-            out += kHex[byte >> 4];
-            out += kHex[byte & 15];
-        } else {
-            out += c;
-        }
-    }
+    AppendJsonEscaped(out, text);
     out += '"';
 }
 
@@ -309,7 +295,9 @@ class ShardImpl final : public Shard {
 
     void WatchAgain(const std::shared_ptr<Watcher>& watcher);
     std::unordered_map<int, std::shared_ptr<Watcher>> watchers_;
-    std::multimap<TimePoint, std::pair<TimerId, std::function<void()>>> timers_;
+    using Timers = std::multimap<TimePoint, std::pair<TimerId, std::function<void()>>>;
+    Timers timers_;
+    std::unordered_map<TimerId, Timers::iterator> timer_index_;
     TimerId next_timer_{1};
 
   private:
@@ -1121,6 +1109,7 @@ void ShardImpl::Tick() {
             wheel_.Advance(now_, [](WheelEntry& entry) { static_cast<Connection&>(entry).OnDeadline(); });
             while (!timers_.empty() && timers_.begin()->first <= now_) {
                 auto node = timers_.extract(timers_.begin());
+                timer_index_.erase(node.mapped().first);
                 node.mapped().second();
             }
         }
@@ -1160,6 +1149,7 @@ void ShardImpl::DoStop() {
         if (handler_ != nullptr) {
             handler_->OnStop();
         }
+        timer_index_.clear();
         timers_.clear();
         tick_.cancel();
     }
@@ -1241,17 +1231,16 @@ void Shard::Unwatch(int fd) noexcept {
 Shard::TimerId Shard::SetTimer(Duration delay, std::function<void()> fn) {
     auto* impl = static_cast<ShardImpl*>(this);
     const TimerId id = impl->next_timer_++;
-    impl->timers_.emplace(impl->now_ + delay, std::make_pair(id, std::move(fn)));
+    impl->timer_index_[id] = impl->timers_.emplace(impl->now_ + delay, std::make_pair(id, std::move(fn)));
     return id;
 }
 
 void Shard::CancelTimer(TimerId id) noexcept {
     auto* impl = static_cast<ShardImpl*>(this);
-    for (auto it = impl->timers_.begin(); it != impl->timers_.end(); ++it) {
-        if (it->second.first == id) {
-            impl->timers_.erase(it);
-            return;
-        }
+    const auto found = impl->timer_index_.find(id);
+    if (found != impl->timer_index_.end()) {
+        impl->timers_.erase(found->second);
+        impl->timer_index_.erase(found);
     }
 }
 
