@@ -1,1 +1,1057 @@
+// SPDX-License-Identifier: Apache-2.0
+// The group actor over real sockets, with fake ranks in this process and in processes of their own. Times are
+// generous where a busy machine matters and strict where the product promises a number.
+#include "group/group_actor.h"
 
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "transport/fake_rank.h"
+#include "transport/zmq_util.h"
+#include "wire/handshake.h"
+
+namespace rankgate::group {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using transport::FakeRank;
+using transport::FakeRankOptions;
+using transport::FakeRankProcess;
+using SteadyNow = std::chrono::steady_clock;
+
+struct Stream {
+    std::vector<wire::TokenId> tokens;
+    wire::FinishReason finish{wire::FinishReason::kNone};
+    std::optional<Error> error;
+    std::int32_t rank{-1};
+    int terminals{0};
+};
+
+/// What an HTTP shard does with a group, single-threaded.
+class Client {
+  public:
+    explicit Client(Group& group) : group_{group} {}
+
+    StreamKey Submit(std::int64_t max_tokens, std::size_t prompt = 3, std::string id = {},
+                     std::optional<std::int32_t> pinned = std::nullopt) {
+        static std::atomic<std::uint64_t> serial{0};
+        auto request = std::make_unique<wire::GenerateRequest>();
+        const StreamKey key = ++next_;
+        request->id = id.empty() ? "t-" + std::to_string(++serial) : std::move(id);
+        request->prompt_token_ids.assign(prompt, 7);
+        request->sampling.max_tokens = max_tokens;
+        request->data_parallel_rank = pinned;
+        streams_[key];
+        group_.Submit(key, std::move(request), box_);
+        return key;
+    }
+    void Cancel(StreamKey key, CancelCause cause = CancelCause::kClientGone) {
+        group_.Cancel(key, box_, cause);
+    }
+
+    bool Wait(const std::function<bool()>& done, Duration limit = seconds(15)) {
+        const auto until = SteadyNow::now() + limit;
+        for (;;) {
+            Read();
+            if (done()) {
+                return true;
+            }
+            const auto left = std::chrono::duration_cast<milliseconds>(until - SteadyNow::now()).count();
+            if (left <= 0) {
+                return false;
+            }
+            pollfd item{box_.fd(), POLLIN, 0};
+            ::poll(&item, 1, static_cast<int>(std::min<std::int64_t>(left, 50)));
+        }
+    }
+    bool WaitEnd(StreamKey key, Duration limit = seconds(15)) {
+        return Wait([&] { return streams_[key].terminals > 0; }, limit);
+    }
+    bool WaitAll(Duration limit = seconds(30)) {
+        return Wait(
+            [&] {
+                return std::all_of(streams_.begin(), streams_.end(),
+                                   [](const auto& s) { return s.second.terminals > 0; });
+            },
+            limit);
+    }
+    Stream& operator[](StreamKey key) { return streams_[key]; }
+    std::map<StreamKey, Stream>& streams() { return streams_; }
+    std::size_t batches() const { return batches_; }
+
+  private:
+    void Read() {
+        box_.Acknowledge();
+        while (auto batch = box_.Pop()) {
+            ++batches_;
+            for (const Output& output : batch->outputs) {
+                Stream& stream = streams_[output.stream];
+                const auto tokens = batch->TokensOf(output);
+                stream.tokens.insert(stream.tokens.end(), tokens.begin(), tokens.end());
+                stream.rank = output.rank;
+                if (output.error >= 0) {
+                    stream.error = batch->errors[static_cast<std::size_t>(output.error)];
+                }
+                if (output.finish_reason != wire::FinishReason::kNone) {
+                    stream.finish = output.finish_reason;
+                    ++stream.terminals;
+                }
+            }
+            group_.Recycle(std::move(batch));
+        }
+    }
+
+    Group& group_;
+    OutputMailbox box_;
+    StreamKey next_{0};
+    std::map<StreamKey, Stream> streams_;
+    std::size_t batches_{0};
+};
+
+class GroupActorTest : public ::testing::Test {
+  protected:
+    void TearDown() override {
+        ranks_.clear();
+        processes_.clear();
+        client_.reset();
+        actor_.reset();
+        if (!root_.empty()) {
+            std::filesystem::remove_all(root_);
+        }
+    }
+
+    GroupActorOptions Options(std::int32_t size, transport::Dialect dialect = transport::Dialect::kVllm) {
+        GroupActorOptions options;
+        options.link.size = size;
+        options.link.dialect = dialect;
+        return options;
+    }
+    GroupActor& Start(GroupActorOptions options) {
+        auto actor = GroupActor::Start(std::move(options));
+        EXPECT_TRUE(actor.ok()) << actor.error().message;
+        client_.reset();
+        actor_ = std::move(*actor);
+        boxes_.push_back(std::make_unique<Client>(*actor_));
+        return *actor_;
+    }
+    Client& client() { return *boxes_.back(); }
+
+    FakeRankOptions RankOptions(std::uint16_t index, transport::Dialect dialect = transport::Dialect::kVllm) {
+        FakeRankOptions options;
+        options.handshake_address = actor_->handshake_address();
+        options.engine_index = index;
+        options.dialect = dialect;
+        if (dialect == transport::Dialect::kTokenSpeed) {
+            options.version = "tokenspeed-0.1.1";
+        }
+        return options;
+    }
+    FakeRank& AddRank(FakeRankOptions options) {
+        ranks_.push_back(std::make_unique<FakeRank>(std::move(options)));
+        return *ranks_.back();
+    }
+    FakeRankProcess& AddProcess(FakeRankOptions options) {
+        processes_.push_back(std::make_unique<FakeRankProcess>(RG_FAKE_RANK, options));
+        return *processes_.back();
+    }
+
+    bool WaitSnapshot(const std::function<bool(const GroupSnapshot&)>& wanted, Duration limit = seconds(15)) {
+        const auto until = SteadyNow::now() + limit;
+        while (SteadyNow::now() < until) {
+            if (wanted(*actor_->Snapshot())) {
+                return true;
+            }
+            std::this_thread::sleep_for(milliseconds(1));
+        }
+        return false;
+    }
+    bool WaitLive(std::int32_t count, Duration limit = seconds(15)) {
+        return WaitSnapshot([&](const GroupSnapshot& s) { return s.live == count; }, limit);
+    }
+    bool WaitState(std::int32_t rank, RankState state, Duration limit = seconds(15)) {
+        return WaitSnapshot(
+            [&](const GroupSnapshot& s) { return s.ranks[static_cast<std::size_t>(rank)].state == state; },
+            limit);
+    }
+    std::int64_t InFlight() {
+        std::int64_t sum = 0;
+        // Two looks: the first one only asks for a fresh snapshot.
+        (void)actor_->Snapshot();
+        std::this_thread::sleep_for(milliseconds(400));
+        for (const RankInfo& rank : actor_->Snapshot()->ranks) {
+            sum += rank.in_flight;
+        }
+        return sum;
+    }
+    std::string Root() {
+        std::string pattern = "/tmp/rg-act-XXXXXX";
+        EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
+        root_ = pattern;
+        return root_;
+    }
+
+    std::unique_ptr<GroupActor> actor_;
+    std::vector<std::unique_ptr<Client>> boxes_;  // outlive the actors
+    std::unique_ptr<Client> client_;
+    std::vector<std::unique_ptr<FakeRank>> ranks_;
+    std::vector<std::unique_ptr<FakeRankProcess>> processes_;
+    std::string root_;
+};
+
+TEST_F(GroupActorTest, CarriesARequestThereAndItsTokensBack) {
+    Start(Options(1));
+    FakeRank& rank = AddRank(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey key = client().Submit(5, 10);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_EQ(client()[key].tokens, (std::vector<wire::TokenId>{10, 11, 12, 13, 14}));
+    EXPECT_EQ(client()[key].finish, wire::FinishReason::kLength);
+    EXPECT_EQ(client()[key].rank, 0);
+    EXPECT_EQ(rank.CountReceived(0), 1U);
+    EXPECT_EQ(rank.CountReceived(1), 0U) << "a normal end sends no ABORT";
+    EXPECT_EQ(InFlight(), 0);
+    const auto snapshot = actor_->Snapshot();
+    EXPECT_EQ(snapshot->max_model_len, 4096);
+    EXPECT_EQ(snapshot->ranks[0].engine_version, "0.32.0");
+}
+
+TEST_F(GroupActorTest, SpreadsAColdBurstOverTheRanks) {
+    Start(Options(2));
+    FakeRankOptions slow0 = RankOptions(0);
+    FakeRankOptions slow1 = RankOptions(1);
+    slow0.step_time = slow1.step_time = milliseconds(20);
+    AddRank(slow0);
+    AddRank(slow1);
+    ASSERT_TRUE(WaitLive(2));
+    const StreamKey a = client().Submit(4);
+    const StreamKey b = client().Submit(4);
+    ASSERT_TRUE(client().WaitAll());
+    EXPECT_NE(client()[a].rank, client()[b].rank);
+}
+
+TEST_F(GroupActorTest, ServesTokenSpeedRanksFromABaseIndex) {
+    GroupActorOptions options = Options(2, transport::Dialect::kTokenSpeed);
+    options.link.base_index = 40;
+    Start(options);
+    AddRank(RankOptions(40, transport::Dialect::kTokenSpeed));
+    AddRank(RankOptions(41, transport::Dialect::kTokenSpeed));
+    ASSERT_TRUE(WaitLive(2));
+    for (int i = 0; i < 8; ++i) {
+        client().Submit(6);
+    }
+    ASSERT_TRUE(client().WaitAll());
+    std::set<std::int32_t> used;
+    for (auto& [key, stream] : client().streams()) {
+        EXPECT_EQ(stream.tokens.size(), 6U);
+        EXPECT_FALSE(stream.error.has_value());
+        used.insert(stream.rank);
+    }
+    EXPECT_EQ(used, (std::set<std::int32_t>{0, 1}));
+    EXPECT_EQ(InFlight(), 0);
+}
+
+TEST_F(GroupActorTest, RefusesAtOnceWhileNoEngineIsThere) {
+    Start(Options(2));
+    const auto before = SteadyNow::now();
+    for (int i = 0; i < 20; ++i) {
+        client().Submit(4);
+    }
+    ASSERT_TRUE(client().WaitAll(seconds(1)));
+    EXPECT_LT(SteadyNow::now() - before, seconds(1));
+    for (auto& [key, stream] : client().streams()) {
+        ASSERT_TRUE(stream.error.has_value());
+        EXPECT_EQ(stream.error->code, ErrorCode::kUnavailable);
+        EXPECT_EQ(stream.terminals, 1);
+    }
+}
+
+TEST_F(GroupActorTest, DeliversTheFirstRequestOfThreeHundredColdStartsExactlyOnce) {
+    std::mt19937 random{3};
+    for (int round = 0; round < 300; ++round) {
+        ranks_.clear();
+        Start(Options(1));
+        FakeRankOptions options = RankOptions(0);
+        options.register_late = milliseconds(random() % 25);
+        options.load_time = milliseconds(random() % 5);
+        options.register_twice = random() % 3 == 0;
+        FakeRank& rank = AddRank(options);
+        ASSERT_TRUE(WaitSnapshot([](const GroupSnapshot& s) { return s.serving; })) << "round " << round;
+        const StreamKey key = client().Submit(1);
+        ASSERT_TRUE(client().WaitEnd(key, seconds(10))) << "round " << round;
+        ASSERT_FALSE(client()[key].error.has_value()) << client()[key].error->message;
+        ASSERT_EQ(rank.CountReceived(0), 1U);
+        actor_.reset();
+        boxes_.clear();
+    }
+}
+
+TEST_F(GroupActorTest, SixteenGroupsStartAtOnce) {
+    std::vector<std::unique_ptr<GroupActor>> actors(16);
+    std::vector<std::thread> starters;
+    for (auto& slot : actors) {
+        starters.emplace_back([&slot] {
+            GroupActorOptions options;
+            auto actor = GroupActor::Start(options);
+            ASSERT_TRUE(actor.ok()) << actor.error().message;
+            slot = std::move(*actor);
+        });
+    }
+    for (auto& thread : starters) {
+        thread.join();
+    }
+    std::set<std::string> addresses;
+    for (auto& actor : actors) {
+        ASSERT_NE(actor, nullptr);
+        addresses.insert(actor->handshake_address());
+    }
+    EXPECT_EQ(addresses.size(), 16U);
+}
+
+TEST_F(GroupActorTest, NamesATakenPortAndItsSetting) {
+    Start(Options(1));
+    GroupActorOptions options = Options(1);
+    options.link.handshake_address = actor_->handshake_address();
+    const auto second = GroupActor::Start(options);
+    ASSERT_FALSE(second.ok());
+    EXPECT_NE(second.error().message.find(actor_->handshake_address()), std::string::npos);
+    EXPECT_NE(second.error().message.find("--data-parallel-rpc-port"), std::string::npos);
+}
+
+TEST_F(GroupActorTest, RefusesTheSocketDirectoryOfALiveGateway) {
+    GroupActorOptions options = Options(1);
+    options.link.socket_dir = Root();
+    Start(options);
+    const auto second = GroupActor::Start(options);
+    ASSERT_FALSE(second.ok());
+    EXPECT_NE(second.error().message.find("another gateway"), std::string::npos);
+    FakeRank& rank = AddRank(RankOptions(0));
+    (void)rank;
+    ASSERT_TRUE(WaitLive(1)) << "the live one's sockets must still be there";
+}
+
+TEST_F(GroupActorTest, ServesOverTcpAndIpv6) {
+    GroupActorOptions options = Options(2);
+    options.link.handshake_address = "tcp://[::1]:0";
+    options.link.data_host = "::1";
+    Start(options);
+    FakeRankProcess& first = AddProcess(RankOptions(0));
+    AddProcess(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    for (int i = 0; i < 10; ++i) {
+        client().Submit(3);
+    }
+    ASSERT_TRUE(client().WaitAll());
+    const auto killed = SteadyNow::now();
+    first.Kill();
+    ASSERT_TRUE(WaitState(0, RankState::kDead, seconds(5)));
+    EXPECT_LT(SteadyNow::now() - killed, seconds(1));
+    for (int i = 0; i < 10; ++i) {
+        const StreamKey key = client().Submit(2);
+        ASSERT_TRUE(client().WaitEnd(key));
+        EXPECT_FALSE(client()[key].error.has_value());
+    }
+}
+
+// ---- loss ----
+
+TEST_F(GroupActorTest, ARankKilledUnderLoadFailsOnlyWhatItHadBegun) {
+    Start(Options(2));
+    FakeRankOptions a = RankOptions(0);
+    FakeRankOptions b = RankOptions(1);
+    a.step_time = b.step_time = milliseconds(10);
+    FakeRankProcess& victim = AddProcess(a);
+    AddProcess(b);
+    ASSERT_TRUE(WaitLive(2));
+    for (int i = 0; i < 64; ++i) {
+        client().Submit(100);
+    }
+    ASSERT_TRUE(client().Wait([&] {
+        return std::all_of(client().streams().begin(), client().streams().end(),
+                           [](const auto& s) { return s.second.tokens.size() >= 2; });
+    }));
+    const auto killed = SteadyNow::now();
+    victim.Kill();
+    ASSERT_TRUE(client().Wait(
+        [&] {
+            return std::count_if(client().streams().begin(), client().streams().end(),
+                                 [](const auto& s) { return s.second.error.has_value(); }) == 32;
+        },
+        seconds(5)));
+    EXPECT_LT(SteadyNow::now() - killed, seconds(1));
+    ASSERT_TRUE(client().WaitAll());
+    int whole = 0;
+    for (auto& [key, stream] : client().streams()) {
+        EXPECT_EQ(stream.terminals, 1);
+        if (stream.error) {
+            EXPECT_EQ(stream.error->code, ErrorCode::kRankLost);
+            EXPECT_EQ(stream.rank, 0);
+        } else {
+            EXPECT_EQ(stream.tokens.size(), 100U);
+            EXPECT_EQ(stream.rank, 1);
+            ++whole;
+        }
+    }
+    EXPECT_EQ(whole, 32);
+    for (int i = 0; i < 20; ++i) {
+        const StreamKey key = client().Submit(2);
+        ASSERT_TRUE(client().WaitEnd(key));
+        EXPECT_FALSE(client()[key].error.has_value());
+    }
+    EXPECT_EQ(InFlight(), 0);
+}
+
+TEST_F(GroupActorTest, RequestsWithoutATokenMoveToTheOtherRank) {
+    Start(Options(2));
+    FakeRankOptions silent = RankOptions(0);
+    silent.auto_answer = false;
+    FakeRank& victim = AddRank(silent);
+    AddRank(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    for (int i = 0; i < 10; ++i) {
+        client().Submit(4);
+    }
+    ASSERT_FALSE(victim.NextAdd().empty());
+    ASSERT_FALSE(victim.NextAdd().empty());
+    victim.Die(/*last_words=*/true);
+    ASSERT_TRUE(client().WaitAll());
+    for (auto& [key, stream] : client().streams()) {
+        EXPECT_FALSE(stream.error.has_value()) << stream.error->message;
+        EXPECT_EQ(stream.tokens.size(), 4U);
+        EXPECT_EQ(stream.rank, 1);
+    }
+    EXPECT_TRUE(WaitState(0, RankState::kDead));
+}
+
+TEST_F(GroupActorTest, ARankKilledWhileIdleIsNeverChosenAgain) {
+    Start(Options(2));
+    FakeRankProcess& victim = AddProcess(RankOptions(0));
+    AddProcess(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    const auto killed = SteadyNow::now();
+    victim.Kill();
+    ASSERT_TRUE(WaitState(0, RankState::kDead, seconds(5)));
+    EXPECT_LT(SteadyNow::now() - killed, seconds(1));
+    for (int i = 0; i < 20; ++i) {
+        const StreamKey key = client().Submit(2);
+        ASSERT_TRUE(client().WaitEnd(key));
+        EXPECT_FALSE(client()[key].error.has_value());
+    }
+}
+
+TEST_F(GroupActorTest, EvenRequestsSentWithinTheLossGraceAreServed) {
+    Start(Options(2));
+    FakeRankProcess& victim = AddProcess(RankOptions(0));
+    AddProcess(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    victim.Kill();
+    for (int i = 0; i < 50; ++i) {
+        client().Submit(2);
+    }
+    ASSERT_TRUE(client().WaitAll());
+    for (auto& [key, stream] : client().streams()) {
+        EXPECT_FALSE(stream.error.has_value()) << stream.error->message;
+    }
+}
+
+TEST_F(GroupActorTest, ARestartedRankServesWithinASecondOfItsReady) {
+    Start(Options(2));
+    AddProcess(RankOptions(0));
+    AddProcess(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    for (int round = 0; round < 3; ++round) {
+        processes_[0]->Kill();
+        ASSERT_TRUE(WaitLive(1, seconds(3)));
+        const auto started = SteadyNow::now();
+        processes_[0] = std::make_unique<FakeRankProcess>(RG_FAKE_RANK, RankOptions(0));
+        ASSERT_TRUE(WaitLive(2, seconds(5)));
+        EXPECT_LT(SteadyNow::now() - started, seconds(1)) << "start of the process included";
+        const StreamKey key = client().Submit(2, 3, {}, 0);
+        ASSERT_TRUE(client().WaitEnd(key));
+        EXPECT_FALSE(client()[key].error.has_value());
+        EXPECT_EQ(client()[key].rank, 0);
+    }
+}
+
+TEST_F(GroupActorTest, ARankRestartedBeforeItsLossWasSeenFailsOnlyItsOldRequests) {
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.auto_answer = false;
+    AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey old = client().Submit(4);
+    ASSERT_FALSE(ranks_[0]->NextAdd().empty());
+    ranks_[0]->SayTokens("nobody-knows", {1, 2});  // a stray output must not matter
+    FakeRankOptions again = RankOptions(0);
+    again.instance_id = "second";
+    AddRank(again);
+    ASSERT_TRUE(client().WaitEnd(old));
+    EXPECT_TRUE(client()[old].error.has_value());
+    ASSERT_TRUE(WaitLive(1));
+    ranks_.erase(ranks_.begin());
+}
+
+TEST_F(GroupActorTest, ADeafRankFinishesWhatItHasAndGetsNothingNew) {
+    Start(Options(2));
+    FakeRankOptions slow = RankOptions(0);
+    slow.step_time = milliseconds(20);
+    FakeRank& deaf = AddRank(slow);
+    AddRank(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    const StreamKey running = client().Submit(30, 3, {}, 0);
+    ASSERT_TRUE(client().Wait([&] { return client()[running].tokens.size() >= 2; }));
+    deaf.Deaf();
+    ASSERT_TRUE(WaitState(0, RankState::kDeaf, seconds(2)));
+    for (int i = 0; i < 10; ++i) {
+        const StreamKey key = client().Submit(2);
+        ASSERT_TRUE(client().WaitEnd(key));
+        EXPECT_FALSE(client()[key].error.has_value());
+        EXPECT_EQ(client()[key].rank, 1);
+    }
+    ASSERT_TRUE(client().WaitEnd(running));
+    EXPECT_FALSE(client()[running].error.has_value());
+    EXPECT_EQ(client()[running].tokens.size(), 30U);
+}
+
+TEST_F(GroupActorTest, AMuteRankIsNamedAndItsRequestsEnd) {
+    Start(Options(2));
+    FakeRankOptions slow = RankOptions(0);
+    slow.step_time = milliseconds(20);
+    FakeRank& mute = AddRank(slow);
+    AddRank(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    const StreamKey running = client().Submit(1000, 3, {}, 0);
+    ASSERT_TRUE(client().Wait([&] { return client()[running].tokens.size() >= 2; }));
+    const auto before = SteadyNow::now();
+    mute.Mute();
+    ASSERT_TRUE(client().WaitEnd(running));
+    EXPECT_LT(SteadyNow::now() - before, seconds(1));
+    EXPECT_TRUE(client()[running].error.has_value());
+    EXPECT_TRUE(WaitState(0, RankState::kMute, seconds(2)));
+}
+
+TEST_F(GroupActorTest, AnIdleMuteProcessIsAttributedByItsPid) {
+    // It has never sent an output: only the peer credentials say whose connection closed.
+    Start(Options(2));
+    FakeRankProcess& victim = AddProcess(RankOptions(0));
+    AddProcess(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    victim.Kill();
+    ASSERT_TRUE(WaitState(0, RankState::kDead, seconds(2)));
+    EXPECT_TRUE(WaitState(1, RankState::kLive, seconds(1)));
+}
+
+TEST_F(GroupActorTest, AStoppedRankIsFoundWedgedWithinThreeSecondsAndComesBackByItself) {
+    Start(Options(2));
+    FakeRankProcess& victim = AddProcess(RankOptions(0));
+    AddProcess(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    victim.Signal(SIGSTOP);
+    const auto stopped = SteadyNow::now();
+    ASSERT_TRUE(WaitState(0, RankState::kWedged, seconds(10)));
+    EXPECT_LT(SteadyNow::now() - stopped, milliseconds(3500));
+    const StreamKey key = client().Submit(2);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_EQ(client()[key].rank, 1);
+    victim.Signal(SIGCONT);
+    ASSERT_TRUE(WaitState(0, RankState::kLive, seconds(5)));
+}
+
+TEST_F(GroupActorTest, ASilentComputationIsNotAWedge) {
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.auto_answer = false;
+    FakeRank& rank = AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey key = client().Submit(4, 100);
+    const std::string id = rank.NextAdd();
+    ASSERT_FALSE(id.empty());
+    rank.Freeze(true);  // computing: answers nothing, reads nothing
+    std::this_thread::sleep_for(seconds(5));
+    EXPECT_EQ(actor_->Snapshot()->ranks[0].state, RankState::kLive);
+    rank.Freeze(false);
+    rank.SayTokens(id, {1}, wire::FinishReason::kStop);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_FALSE(client()[key].error.has_value());
+}
+
+TEST_F(GroupActorTest, ARankThatDiesWhileLoadingIsReportedAtOnce) {
+    Start(Options(4));
+    FakeRankOptions slow = RankOptions(0);
+    slow.load_time = seconds(60);
+    AddRank(slow);
+    FakeRankOptions doomed = RankOptions(2);
+    doomed.load_time = seconds(60);
+    FakeRankProcess& victim = AddProcess(doomed);
+    ASSERT_TRUE(WaitState(2, RankState::kInitialised));
+    ASSERT_TRUE(WaitState(0, RankState::kInitialised));
+    const auto killed = SteadyNow::now();
+    victim.Kill();
+    ASSERT_TRUE(WaitState(2, RankState::kAbsent, seconds(5)));
+    EXPECT_LT(SteadyNow::now() - killed, seconds(2));
+    EXPECT_NE(actor_->Snapshot()->ranks[2].reason.find("READY"), std::string::npos)
+        << actor_->Snapshot()->ranks[2].reason;
+    EXPECT_EQ(actor_->Snapshot()->ranks[0].state, RankState::kInitialised);
+}
+
+TEST_F(GroupActorTest, ASecondEngineForAServedRankWaitsForTheFirstToGo) {
+    Start(Options(1));
+    FakeRankProcess& first = AddProcess(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    AddProcess(RankOptions(0));
+    std::this_thread::sleep_for(milliseconds(500));
+    const StreamKey key = client().Submit(3);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_FALSE(client()[key].error.has_value()) << "the first engine serves on, undisturbed";
+    first.Kill();
+    ASSERT_TRUE(WaitState(0, RankState::kLive, seconds(5)));
+    ASSERT_TRUE(WaitSnapshot([](const GroupSnapshot& s) { return s.live == 1; }));
+    const StreamKey next = client().Submit(3);
+    ASSERT_TRUE(client().WaitEnd(next));
+    EXPECT_FALSE(client()[next].error.has_value());
+}
+
+// ---- gateway restart ----
+
+TEST_F(GroupActorTest, ARestartedGatewayReattachesToRunningEnginesWithoutAHandshake) {
+    GroupActorOptions options = Options(2);
+    options.link.socket_dir = Root();
+    Start(options);
+    FakeRankOptions a = RankOptions(0);
+    FakeRankOptions b = RankOptions(1);
+    a.step_time = b.step_time = milliseconds(20);
+    AddProcess(a);
+    AddProcess(b);
+    ASSERT_TRUE(WaitLive(2));
+    options.link.handshake_address = actor_->handshake_address();
+    client().Submit(3);
+    ASSERT_TRUE(client().WaitAll());
+    actor_.reset();
+    const auto restarted = SteadyNow::now();
+    Start(options);
+    ASSERT_TRUE(WaitLive(2, seconds(10)));
+    EXPECT_LT(SteadyNow::now() - restarted, seconds(3));
+    EXPECT_EQ(actor_->Snapshot()->max_model_len, 4096);
+    for (int i = 0; i < 10; ++i) {
+        client().Submit(3);
+    }
+    ASSERT_TRUE(client().WaitAll());
+    for (auto& [key, stream] : client().streams()) {
+        EXPECT_FALSE(stream.error.has_value()) << stream.error->message;
+        EXPECT_EQ(stream.tokens.size(), 3U);
+    }
+    // And a rank that dies under the new gateway is seen like any other.
+    processes_[0]->Kill();
+    ASSERT_TRUE(WaitState(0, RankState::kDead, seconds(2)));
+}
+
+TEST_F(GroupActorTest, RequestsOfADeadGatewayAreStoppedByTheNextOne) {
+    GroupActorOptions options = Options(1);
+    options.link.socket_dir = Root();
+    Start(options);
+    FakeRankOptions slow = RankOptions(0);
+    slow.step_time = milliseconds(20);
+    FakeRank& rank = AddRank(slow);
+    ASSERT_TRUE(WaitLive(1));
+    options.link.handshake_address = actor_->handshake_address();
+    // A request that the first gateway never aborted, as if it had been killed.
+    rank.SayTokens("older-gateway-1-00000001000000000100000a", {5});
+    actor_.reset();
+    Start(options);
+    ASSERT_TRUE(WaitLive(1, seconds(10)));
+    rank.SayTokens("older-gateway-1-00000001000000000100000b", {5});
+    EXPECT_TRUE(rank.WaitFor([](const FakeRank::Received& r) {
+        return r.type == 1 && r.payload.find("older-gateway-1") != std::string::npos;
+    }));
+}
+
+TEST_F(GroupActorTest, ReattachesTokenSpeedRanksToo) {
+    GroupActorOptions options = Options(1, transport::Dialect::kTokenSpeed);
+    options.link.socket_dir = Root();
+    Start(options);
+    AddProcess(RankOptions(0, transport::Dialect::kTokenSpeed));
+    ASSERT_TRUE(WaitLive(1));
+    options.link.handshake_address = actor_->handshake_address();
+    actor_.reset();
+    Start(options);
+    ASSERT_TRUE(WaitLive(1, seconds(5)));
+    const StreamKey key = client().Submit(3);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_EQ(client()[key].tokens.size(), 3U);
+}
+
+TEST_F(GroupActorTest, AnEngineThatReplacedAnotherWhileTheGatewayWasAwayShakesHandsAfresh) {
+    GroupActorOptions options = Options(1);
+    options.link.socket_dir = Root();
+    Start(options);
+    AddProcess(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    options.link.handshake_address = actor_->handshake_address();
+    FakeRankOptions fresh = RankOptions(0);
+    actor_.reset();
+    processes_[0]->Kill();
+    processes_[0] = std::make_unique<FakeRankProcess>(RG_FAKE_RANK, fresh);
+    Start(options);
+    ASSERT_TRUE(WaitLive(1, seconds(10)));
+    const StreamKey key = client().Submit(3);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_FALSE(client()[key].error.has_value());
+}
+
+// ---- hostile peers ----
+
+TEST_F(GroupActorTest, StraysDoNotDisturbTheGroup) {
+    Start(Options(1));
+    void* context = ::zmq_ctx_new();
+    std::vector<void*> strays;
+    const auto stray = [&](std::string_view identity, std::string_view bytes) {
+        void* socket = ::zmq_socket(context, ZMQ_DEALER);
+        const int linger = 0;
+        ::zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger);
+        if (!identity.empty()) {
+            ::zmq_setsockopt(socket, ZMQ_ROUTING_ID, identity.data(), identity.size());
+        }
+        ::zmq_connect(socket, actor_->handshake_address().c_str());
+        ::zmq_send(socket, bytes.data(), bytes.size(), 0);
+        strays.push_back(socket);
+    };
+    wire::Greeting hello;
+    std::string bytes;
+    wire::EncodeGreeting(hello, transport::Dialect::kVllm, bytes);
+    stray("", bytes);
+    stray("abc", bytes);
+    stray(std::string("\x09\x00", 2), bytes);
+    stray(std::string("\x00\x00", 2), "garbage");
+    // Something that is no ZeroMQ peer at all.
+    const std::string address = actor_->handshake_address();
+    const int port = std::atoi(address.substr(address.rfind(':') + 1).c_str());
+    for (int i = 0; i < 20; ++i) {
+        const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+        sockaddr_in to{};
+        to.sin_family = AF_INET;
+        to.sin_port = htons(static_cast<std::uint16_t>(port));
+        to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+        const std::string_view http = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        EXPECT_GT(::send(fd, http.data(), http.size(), MSG_NOSIGNAL), 0);
+        ::close(fd);
+    }
+    AddRank(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey key = client().Submit(2);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_FALSE(client()[key].error.has_value());
+    for (void* socket : strays) {
+        ::zmq_close(socket);
+    }
+    ::zmq_ctx_term(context);
+}
+
+TEST_F(GroupActorTest, OneUndecodableOutputIsCountedAndAStreakEndsTheRank) {
+    Start(Options(2));
+    FakeRankOptions slow = RankOptions(0);
+    slow.step_time = milliseconds(5);
+    FakeRank& bad = AddRank(slow);
+    AddRank(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    const StreamKey running = client().Submit(1000000, 3, {}, 0);
+    ASSERT_TRUE(client().Wait([&] { return client()[running].tokens.size() >= 2; }));
+    const std::vector<std::string> garbage{"",
+                                           "\x9f",
+                                           std::string(3, '\xc1'),
+                                           std::string("\xdd\xff\xff\xff\xff\x00", 6),
+                                           "\x80",
+                                           std::string(100000, '\x91'),
+                                           std::string("\x93\x00\x90\xc0\x00", 5)};
+    for (const std::string& one : garbage) {
+        bad.SayRaw({one});
+    }
+    bad.SayRaw({garbage[1], "surplus", "frames", "here"});
+    const std::size_t seen = client()[running].tokens.size();
+    ASSERT_TRUE(client().Wait([&] { return client()[running].tokens.size() > seen + 20; }))
+        << "good traffic flows on";
+    ASSERT_TRUE(WaitSnapshot([](const GroupSnapshot& s) { return s.decode_errors >= 6; }));
+    EXPECT_EQ(actor_->Snapshot()->ranks[0].state, RankState::kLive);
+    bad.Freeze(false);
+    for (int i = 0; i < 1000; ++i) {
+        bad.SayRaw({garbage[static_cast<std::size_t>(i) % 4]});
+    }
+    ASSERT_TRUE(client().WaitEnd(running)) << "a persistent offender's requests end";
+    const StreamKey next = client().Submit(3);
+    ASSERT_TRUE(client().WaitEnd(next));
+    EXPECT_EQ(client()[next].rank, 1) << "the reader lives";
+}
+
+TEST_F(GroupActorTest, APeerThatStopsReadingIsBoundedAndHarmsNobody) {
+    GroupActorOptions options = Options(4);
+    options.link.max_queued_bytes_per_rank = 4 << 20;
+    options.core.ping_deadline = seconds(60);  // this test is about the queue, not about the wedge
+    Start(options);
+    for (std::uint16_t rank = 0; rank < 4; ++rank) {
+        AddProcess(RankOptions(rank));
+    }
+    ASSERT_TRUE(WaitLive(4));
+    processes_[0]->Signal(SIGSTOP);
+    constexpr int kRequests = 3000;
+    for (int i = 0; i < kRequests; ++i) {
+        client().Submit(1, 12500);
+        if (i % 100 == 0) {
+            client().Wait([] { return true; }, milliseconds(1));
+        }
+    }
+    // Everything that did not go to rank 0 ends, and so does what rank 0 had no room for.
+    std::size_t pending = kRequests;
+    client().Wait(
+        [&] {
+            pending = static_cast<std::size_t>(
+                std::count_if(client().streams().begin(), client().streams().end(),
+                              [](const auto& s) { return s.second.terminals == 0; }));
+            return pending < 500;
+        },
+        seconds(30));
+    EXPECT_LT(pending, 500U);
+    EXPECT_GT(pending, 0U) << "rank 0 holds what fits its bound";
+    processes_[0]->Signal(SIGCONT);
+    ASSERT_TRUE(client().WaitAll(seconds(60)));
+    for (auto& [key, stream] : client().streams()) {
+        EXPECT_EQ(stream.terminals, 1);
+        if (stream.error) {
+            EXPECT_TRUE(stream.error->code == ErrorCode::kSendFailed ||
+                        stream.error->code == ErrorCode::kRankLost)
+                << stream.error->message;
+        } else {
+            EXPECT_EQ(stream.tokens.size(), 1U);
+        }
+    }
+    EXPECT_EQ(InFlight(), 0);
+}
+
+// ---- cancellation, drain, close ----
+
+TEST_F(GroupActorTest, ACancelReachesTheRightRankAtOnceAndFreesTheSlot) {
+    Start(Options(2));
+    FakeRankOptions a = RankOptions(0);
+    FakeRankOptions b = RankOptions(1);
+    a.auto_answer = b.auto_answer = false;
+    AddRank(a);
+    AddRank(b);
+    ASSERT_TRUE(WaitLive(2));
+    const StreamKey key = client().Submit(4096, 3, "victim", 1);
+    const std::string id = ranks_[1]->NextAdd();
+    ASSERT_FALSE(id.empty());
+    client().Cancel(key);
+    FakeRank::Received abort;
+    ASSERT_TRUE(ranks_[1]->WaitFor([](const auto& r) { return r.type == 1; }, &abort, seconds(1)));
+    EXPECT_NE(abort.payload.find(id), std::string::npos);
+    EXPECT_EQ(ranks_[0]->CountReceived(1), 0U);
+    EXPECT_EQ(InFlight(), 0);
+    EXPECT_EQ(actor_->Snapshot()->aborts_client, 1);
+}
+
+TEST_F(GroupActorTest, AThousandSilentStreamsAreAbortedWithinASecond) {
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.auto_answer = false;
+    FakeRank& rank = AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    std::vector<StreamKey> keys;
+    for (int i = 0; i < 1000; ++i) {
+        keys.push_back(client().Submit(100));
+    }
+    for (int i = 0; i < 1000; ++i) {
+        ASSERT_FALSE(rank.NextAdd().empty());
+    }
+    const auto before = SteadyNow::now();
+    for (const StreamKey key : keys) {
+        client().Cancel(key);
+    }
+    std::size_t aborted = 0;
+    while (aborted < 1000 && SteadyNow::now() - before < seconds(5)) {
+        FakeRank::Received abort;
+        if (rank.WaitFor([](const auto& r) { return r.type == 1; }, &abort, milliseconds(100))) {
+            for (std::size_t at = abort.payload.find("t-"); at != std::string::npos;
+                 at = abort.payload.find("t-", at + 1)) {
+                ++aborted;
+            }
+        }
+    }
+    EXPECT_EQ(aborted, 1000U);
+    EXPECT_LT(SteadyNow::now() - before, seconds(1));
+    EXPECT_EQ(InFlight(), 0);
+}
+
+TEST_F(GroupActorTest, AbortMeetsFinishWithoutDoubleCounting) {
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.auto_answer = false;
+    FakeRank& rank = AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    for (int round = 0; round < 300; ++round) {
+        const StreamKey key = client().Submit(4);
+        const std::string id = rank.NextAdd();
+        ASSERT_FALSE(id.empty());
+        rank.SayTokens(id, {1}, wire::FinishReason::kStop);
+        rank.SayTokens(id, {1}, wire::FinishReason::kStop);
+        client().Cancel(key);
+    }
+    rank.SayFinished({"never", "seen"});
+    for (int i = 0; i < 2000; ++i) {
+        rank.SayTokens("dead-" + std::to_string(i), {1});
+    }
+    const StreamKey last = client().Submit(4);
+    const std::string id = rank.NextAdd();
+    rank.SayTokens(id, {9}, wire::FinishReason::kStop);
+    ASSERT_TRUE(client().WaitEnd(last));
+    EXPECT_EQ(client()[last].tokens, (std::vector<wire::TokenId>{9}));
+    for (auto& [key, stream] : client().streams()) {
+        EXPECT_LE(stream.terminals, 1);
+    }
+    EXPECT_EQ(InFlight(), 0);
+    EXPECT_EQ(actor_->Snapshot()->ranks[0].state, RankState::kLive);
+}
+
+TEST_F(GroupActorTest, DrainRefusesNewWorkAndEndsWhenTheLastStreamDoes) {
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.step_time = milliseconds(5);
+    AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey running = client().Submit(40);
+    ASSERT_TRUE(client().Wait([&] { return !client()[running].tokens.empty(); }));
+    actor_->BeginDrain();
+    const StreamKey refused = client().Submit(4);
+    ASSERT_TRUE(client().WaitEnd(refused));
+    ASSERT_TRUE(client()[refused].error.has_value());
+    EXPECT_EQ(client()[refused].error->code, ErrorCode::kDraining);
+    ASSERT_TRUE(client().WaitEnd(running));
+    EXPECT_EQ(client()[running].tokens.size(), 40U);
+    EXPECT_TRUE(client().Wait([&] { return actor_->drained(); }, seconds(2)));
+}
+
+TEST_F(GroupActorTest, CloseEndsEveryStreamTellsTheRankAndIsQuick) {
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.auto_answer = false;
+    FakeRank& rank = AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    for (int i = 0; i < 50; ++i) {
+        client().Submit(100);
+    }
+    for (int i = 0; i < 50; ++i) {
+        ASSERT_FALSE(rank.NextAdd().empty());
+    }
+    const auto before = SteadyNow::now();
+    actor_->Close();
+    EXPECT_LT(SteadyNow::now() - before, seconds(1));
+    ASSERT_TRUE(client().WaitAll(seconds(1)));
+    EXPECT_TRUE(rank.WaitFor([](const auto& r) { return r.type == 1; }, nullptr, seconds(2)));
+}
+
+// ---- administration, snapshots ----
+
+TEST_F(GroupActorTest, AnAdministrativeCallAsksEveryRank) {
+    Start(Options(2));
+    AddRank(RankOptions(0));
+    AddRank(RankOptions(1));
+    ASSERT_TRUE(WaitLive(2));
+    const auto call = [&](AdminCall what) {
+        std::mutex mutex;
+        std::condition_variable ready;
+        std::optional<std::vector<AdminReply>> answer;
+        actor_->Admin(std::move(what), [&](std::vector<AdminReply> replies) {
+            const std::lock_guard lock{mutex};
+            answer = std::move(replies);
+            ready.notify_all();
+        });
+        std::unique_lock lock{mutex};
+        EXPECT_TRUE(ready.wait_for(lock, seconds(10), [&] { return answer.has_value(); }));
+        return answer.value_or(std::vector<AdminReply>{});
+    };
+    AdminCall loras;
+    loras.method = AdminMethod::kListLoras;
+    auto replies = call(loras);
+    ASSERT_EQ(replies.size(), 2U);
+    EXPECT_EQ(replies[0].value, "[1,2]");
+    EXPECT_EQ(replies[1].value, "[1,2]");
+    AdminCall reset;
+    reset.method = AdminMethod::kResetPrefixCache;
+    replies = call(reset);
+    EXPECT_EQ(replies[1].value, "true");
+    ranks_[1]->Die(false);
+    ASSERT_TRUE(WaitState(1, RankState::kDead));
+    replies = call(reset);
+    EXPECT_TRUE(replies[0].status.ok());
+    ASSERT_FALSE(replies[1].status.ok());
+    EXPECT_EQ(replies[1].status.error().code, ErrorCode::kUnavailable);
+}
+
+TEST_F(GroupActorTest, AnAdministrativeCallEndsWhenItsRankIsLost) {
+    Start(Options(1));
+    FakeRank& rank = AddRank(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    rank.Freeze(true);
+    std::atomic<int> done{0};
+    ErrorCode code{ErrorCode::kInternal};
+    AdminCall pause;
+    pause.method = AdminMethod::kPause;
+    actor_->Admin(pause, [&](std::vector<AdminReply> replies) {
+        code = replies[0].status.ok() ? ErrorCode::kInternal : replies[0].status.error().code;
+        done.store(1, std::memory_order_release);
+    });
+    std::this_thread::sleep_for(milliseconds(100));
+    ranks_.clear();
+    ASSERT_TRUE(client().Wait([&] { return done.load(std::memory_order_acquire) == 1; }, seconds(5)));
+    EXPECT_EQ(code, ErrorCode::kRankLost);
+}
+
+TEST_F(GroupActorTest, HandsOneBatchToAShardPerStepNotPerToken) {
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.step_time = milliseconds(10);
+    AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    for (int i = 0; i < 100; ++i) {
+        client().Submit(20);
+    }
+    ASSERT_TRUE(client().WaitAll());
+    EXPECT_LT(client().batches(), 100U) << "2000 tokens in some 20-40 steps";
+}
+
+TEST_F(GroupActorTest, RunsOnTheOwnersLoopWithoutAThread) {
+    GroupActorOptions options = Options(1);
+    options.own_thread = false;
+    Start(options);
+    FakeRank& rank = AddRank(RankOptions(0));
+    const StreamKey key = [&] {
+        const auto until = SteadyNow::now() + seconds(10);
+        while (actor_->Snapshot()->live == 0 && SteadyNow::now() < until) {
+            pollfd item{actor_->poll_fd(), POLLIN, 0};
+            ::poll(&item, 1, 20);
+            actor_->RunOnce(Duration::zero());
+        }
+        return client().Submit(4);
+    }();
+    ASSERT_TRUE(client().Wait([&] {
+        actor_->RunOnce(milliseconds(1));
+        return client()[key].terminals > 0;
+    }));
+    EXPECT_EQ(client()[key].tokens.size(), 4U);
+    (void)rank;
+}
+
+}  // namespace
+}  // namespace rankgate::group

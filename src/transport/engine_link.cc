@@ -26,7 +26,7 @@ constexpr int kHeartbeatMs = 5000;
 constexpr int kHeartbeatTimeoutMs = 20000;
 /// Multimodal tensors come beside the payload; a frame above this is not a request.
 constexpr std::int64_t kMaxInputFrameBytes = 1LL << 30;
-constexpr int kInputMessagesHeld = 16384;
+constexpr int kInputMessagesHeld = 1024;
 
 class ZmqEngineLink final : public EngineLink {
   public:
