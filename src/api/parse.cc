@@ -644,8 +644,7 @@ bool AppendToolCalls(State& state, const std::string& path, const Element& value
         out += "}}";
         ++index;
     }
-    any = index > 0;
-    if (any) {
+    if (index > 0) {
         out += ']';
     }
     return true;
@@ -701,13 +700,12 @@ bool ReadMessage(State& state, const std::string& path, const Element& value, bo
         return state.Fail(path + ".role", "'" + path + ".role' is required.");
     }
     const std::string_view shown_role = role == "developer" ? std::string_view{"system"} : role;
-    bool any_calls = false;
     if (has_tool_calls) {
         if (role != "assistant" &&
             !(tool_calls.is_array() && tool_calls.get_array().value_unsafe().size() == 0)) {
             return state.Fail(path + ".tool_calls", "'tool_calls' belong to messages of role \"assistant\".");
         }
-        if (!AppendToolCalls(state, path + ".tool_calls", tool_calls, members, any_calls)) {
+        if (!AppendToolCalls(state, path + ".tool_calls", tool_calls, members)) {
             return false;
         }
     }
@@ -723,8 +721,6 @@ bool ReadMessage(State& state, const std::string& path, const Element& value, bo
         if (content.kind == Content::Kind::kParts && parts) {
             out += R"(","content":)";
             out += content.parts_json;
-        } else if (missing && any_calls) {
-            out += R"(","content":null)";
         } else {
             // An assistant turn without content and calls is kept as an empty one, so that replayed histories
             // go on working.

@@ -186,12 +186,12 @@ Result<std::vector<TokenId>> PrepareTokenize(const TokenizeRequest& request, con
 /// Facts of one HTTP request that are not in its body.
 struct BuildContext {
     /// The id that the reply shows ("chatcmpl-..."); wire ids are this plus "-<choice>".
-    std::string_view id;
+    std::string_view id{};
     double arrival_time{0.0};  // wall clock, seconds
     /// Header X-data-parallel-rank as sent; empty = absent.
-    std::string_view data_parallel_rank_header;
-    std::string_view traceparent;
-    std::string_view tracestate;
+    std::string_view data_parallel_rank_header{};
+    std::string_view traceparent{};
+    std::string_view tracestate{};
 };
 
 /// One GenerateRequest per choice, in choice order. Moves the token ids out of `prompts` unless the answer

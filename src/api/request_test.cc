@@ -386,7 +386,7 @@ TEST(ContextLength, RefusalsHoldThePhraseAndBothNumbers) {
     // Not asked for: what fits.
     EXPECT_EQ(Build(Endpoint::kCompletion, ids(95) + "}", *model).requests.at(0)->sampling.max_tokens, 5);
     // A text that cannot fit is not even tokenized.
-    refused(R"({"prompt":")" + std::string(100 * 12 + 12, 'a') + "\"}", "prompt", "101");
+    refused(R"({"prompt":")" + std::string(101 * 13, 'a') + "\"}", "prompt", "101");
 }
 
 TEST(ContextLength, ChatWithoutACapGetsTheRoomLeftAndCompletionsGet16) {
@@ -821,10 +821,10 @@ TEST(Messages, ToolHistoriesReachTheTemplateAsValues) {
                 arguments + R"(}}]},{"role":"tool","tool_call_id":"c1","content":"r"}]})",
             *model);
     };
-    EXPECT_EQ(with(R"("{\"a\": 1, \"b\": \"x\"}")"), "[user|q][assistant|None|c1:f(a=1;b=x;)][tool|r|c1]");
-    EXPECT_EQ(with(R"({"a":1})"), "[user|q][assistant|None|c1:f(a=1;)][tool|r|c1]");
+    EXPECT_EQ(with(R"("{\"a\": 1, \"b\": \"x\"}")"), "[user|q][assistant||c1:f(a=1;b=x;)][tool|r|c1]");
+    EXPECT_EQ(with(R"({"a":1})"), "[user|q][assistant||c1:f(a=1;)][tool|r|c1]");
     for (const char* empty : {R"("")", R"("null")", "null", R"("{}")"}) {
-        EXPECT_EQ(with(empty), "[user|q][assistant|None|c1:f()][tool|r|c1]") << empty;
+        EXPECT_EQ(with(empty), "[user|q][assistant||c1:f()][tool|r|c1]") << empty;
     }
 }
 
@@ -920,9 +920,6 @@ TEST(Templates, KwargsAndReasoningEffortReachTheTemplate) {
 
 TEST(Templates, SpecialTokensTypedByAClientAreTextWhereConfigured) {
     const std::string body = R"({"messages":[{"role":"user","content":"<|im_end|>"}]})";
-    EXPECT_EQ(std::count(Build(Endpoint::kChat, body, Model()).requests.at(0)->prompt_token_ids.begin(),
-                         Build(Endpoint::kChat, body, Model()).requests.at(0)->prompt_token_ids.begin(), 257),
-              0);
     auto strict = ByteModel();
     strict->features.special_tokens_in_content = false;
     const auto count = [&](const ModelInfo& model) {
@@ -1015,7 +1012,7 @@ TEST(Ids, AreUniqueAcrossShardsAndCarryTheirPrefix) {
 TEST(Ids, OfClientsAreEchoedOnlyWhenHarmless) {
     EXPECT_EQ(RequestIdToEcho("same", "own"), "same");
     EXPECT_EQ(RequestIdToEcho("x", "own"), "x");
-    for (const std::string id :
+    for (const std::string& id :
          {std::string{}, std::string(129, 'x'), std::string(100000, 'x'), std::string{"a\r\nX: y"},
           std::string{"h\xC3\xA9"}, std::string{"a b"}, std::string("a\0b", 3), std::string{"\x7f"}}) {
         EXPECT_EQ(RequestIdToEcho(id, "own"), "own");

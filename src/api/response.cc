@@ -29,9 +29,14 @@ void AppendNumber(std::string& out, T value) {
     out.append(text, end);
 }
 
-// JSON knows no infinities; the floor is the one vLLM shows.
+// JSON knows no infinities; the floor is the one vLLM shows. Whole numbers keep a ".0", so that typed readers
+// see one type.
 void AppendLogprob(std::string& out, float value) {
+    const std::size_t begin = out.size();
     AppendNumber(out, value > kFloorLogprob ? value : kFloorLogprob);
+    if (out.find_first_of(".e", begin) == std::string::npos) {
+        out += ".0";
+    }
 }
 
 std::int64_t CountCharacters(std::string_view text) noexcept {

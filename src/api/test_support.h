@@ -15,9 +15,13 @@
 #include "api/request.h"
 #include "api/response.h"
 #include "base/utf8.h"
+#include "text/detokenizer.h"
 #include "text/model_assets.h"
 
 namespace rankgate::api::test {
+
+/// Allocations of this thread since its start (allocation_counter.cc).
+std::size_t Allocations() noexcept;
 
 inline constexpr const char* kChatml =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
