@@ -597,8 +597,7 @@ bool AppendArguments(State& state, const std::string& path, const Element* value
     return true;
 }
 
-bool AppendToolCalls(State& state, const std::string& path, const Element& value, std::string& out,
-                     bool& any) {
+bool AppendToolCalls(State& state, const std::string& path, const Element& value, std::string& out) {
     dom::array calls;
     if (value.get(calls) != simdjson::SUCCESS) {
         return state.WrongType(path, "an array", value);
