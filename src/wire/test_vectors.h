@@ -4,6 +4,7 @@
 #pragma once
 
 #include <boost/json/value.hpp>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,5 +41,8 @@ boost::json::value ToJson(std::string_view msgpack);
 
 /// Equality that does not mind whether a whole number is int, uint or double.
 bool SameJson(const boost::json::value& left, const boost::json::value& right);
+
+/// How often this test program has called operator new (test_allocations.cc replaces it).
+std::uint64_t AllocationCount() noexcept;
 
 }  // namespace rankgate::wire::test

@@ -520,13 +520,17 @@ void WriteStats(Writer& writer, const SchedulerStats& stats) {
     writer.Str("num_skipped_waiting_reqs");
     writer.Int(stats.num_skipped_waiting);
     writer.Str("num_kv_fetch_reqs_by_stage");
-    writer.Map(3);
-    writer.Str("waiting_to_start");
-    writer.Int(0);
-    writer.Str("in_progress");
-    writer.Int(0);
-    writer.Str("completed_waiting");
-    writer.Int(0);
+    if (stats.counts_only) {
+        writer.Map(0);
+    } else {
+        writer.Map(3);
+        writer.Str("waiting_to_start");
+        writer.Int(0);
+        writer.Str("in_progress");
+        writer.Int(0);
+        writer.Str("completed_waiting");
+        writer.Int(0);
+    }
     writer.Str("step_counter");
     writer.Int(stats.load.step_counter);
     writer.Str("current_wave");

@@ -37,6 +37,8 @@ struct SchedulerStats {
     LoadSnapshot load;
     std::int64_t num_skipped_waiting{0};
     PrefixCacheStats prefix_cache;
+    /// Encoding only: the counts that go to a coordinator (outside any step) name no KV-fetch stages.
+    bool counts_only{false};
 };
 
 /// Answer to a UTILITY call. Ids below zero are unsolicited notices of the engine; ignore them.
