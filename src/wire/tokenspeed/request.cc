@@ -60,7 +60,7 @@ void WriteSampling(Writer& writer, const SamplingParams& params) {
     writer.Bool(params.ignore_eos);
     writer.Bool(params.skip_special_tokens);
     writer.Bool(params.spaces_between_special_tokens);
-    writer.Bool(false);  // no_stop_trim
+    writer.Bool(params.include_stop_str_in_output);  // no_stop_trim
     params.thinking_token_budget ? writer.Int(*params.thinking_token_budget) : writer.Nil();
     writer.Nil();  // custom_params
     writer.Nil();  // stream_interval: 0 kills the engine, and every token is wanted anyway
