@@ -151,8 +151,7 @@ GroupCore<P>::GroupCore(const CoreConfig& config) : config_{config} {
 template <class P>
 GroupCore<P>::~GroupCore() = default;
 
-// ----------------------------------------------------------------------------------------------------------------
-// actions
+// ---- actions ---------------------------------------------------------------------------------------------
 
 template <class P>
 Action& GroupCore<P>::Emit(ActionKind kind, std::int32_t rank) {
@@ -221,8 +220,7 @@ void GroupCore<P>::Flush() {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// slots
+// ---- slots -----------------------------------------------------------------------------------------------
 
 template <class P>
 std::uint32_t GroupCore<P>::FindWireId(std::string_view id) const noexcept {
@@ -393,8 +391,7 @@ void GroupCore<P>::QueueAbort(const Slot& slot) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// rank choice
+// ---- rank choice -----------------------------------------------------------------------------------------
 
 template <class P>
 double GroupCore<P>::ScoreOf(const Rank& rank) const noexcept {
@@ -465,8 +462,7 @@ bool GroupCore<P>::serving() const noexcept {
     return !draining_ && (lockstep_ ? live_ranks_ == config_.size : live_ranks_ > 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// requests
+// ---- requests --------------------------------------------------------------------------------------------
 
 template <class P>
 void GroupCore<P>::Submit(ReplyId reply, StreamKey stream, std::unique_ptr<wire::GenerateRequest> request,
@@ -635,8 +631,7 @@ void GroupCore<P>::Wake(std::optional<std::uint64_t> number)
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// ranks
+// ---- ranks -----------------------------------------------------------------------------------------------
 
 template <class P>
 void GroupCore<P>::SetState(std::int32_t r, RankState state, std::string_view reason) {
@@ -860,8 +855,7 @@ void GroupCore<P>::RankProcess(std::int32_t r, ProcessHint hint, TimePoint now) 
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------------
-// load
+// ---- load ------------------------------------------------------------------------------------------------
 
 template <class P>
 void GroupCore<P>::TakeLoad(Rank& rank, const wire::LoadSnapshot& load, LoadSource source,
@@ -890,8 +884,7 @@ void GroupCore<P>::MailboxLoad(std::int32_t r, const wire::LoadSnapshot& load, T
     }
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// output
+// ---- output ----------------------------------------------------------------------------------------------
 
 template <class P>
 void GroupCore<P>::Heard(std::int32_t r, Rank& rank) {
@@ -1019,8 +1012,7 @@ void GroupCore<P>::OnStep(const EngineStep& step, TimePoint now) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// liveness
+// ---- liveness --------------------------------------------------------------------------------------------
 
 /// How much silence the requests without a first token excuse, counting only those that left before
 /// `sent_before`: what reached the engine after an unanswered question cannot be what keeps it from
@@ -1174,8 +1166,7 @@ void GroupCore<P>::Tick(TimePoint now) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// administration
+// ---- administration --------------------------------------------------------------------------------------
 
 template <class P>
 void GroupCore<P>::AdminBegins(AdminMethod method, TimePoint now)
@@ -1223,8 +1214,19 @@ void GroupCore<P>::BeginDrain() {
     MaybeDrained();
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// state
+template <class P>
+void GroupCore<P>::FailAll(const Error& error, TimePoint now) {
+    now_ = now;
+    for (std::int32_t r = 0; r < config_.size; ++r) {
+        while (At(r).head != kNone) {
+            const std::uint32_t index = At(r).head;
+            QueueAbort(slots_[index]);
+            Fail(index, r, error);
+        }
+    }
+}
+
+// ---- state -----------------------------------------------------------------------------------------------
 
 template <class P>
 GroupSnapshot GroupCore<P>::MakeSnapshot(TimePoint now) const {

@@ -229,6 +229,8 @@ class GroupCore {
     void AdminEnded(AdminMethod method, bool ok, TimePoint now)
         requires(Protocol::kHasUtility);
     void BeginDrain();
+    /// Ends every live request with `error` and queues its ABORT: the group is being closed.
+    void FailAll(const Error& error, TimePoint now);
 
     // ---- actions ----
     /// Turns the cancels since the last call into one ABORT a rank.

@@ -244,8 +244,7 @@ std::vector<int> Counts(const Vllm& d, int size) {
     return counts;
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// rank choice
+// ---- rank choice -----------------------------------------------------------------------------------------
 
 TEST(RankChoice, ColdBurstOfTwoOnTwoRanksLandsOneEach) {
     Vllm d{2};
@@ -412,8 +411,7 @@ TEST(RankChoice, PinnedGoesThereOrIsRefused) {
     EXPECT_TRUE(d.failed.back().retryable);
 }
 
-// --------------------------------------------------------------------------------------------------
-// admission and release
+// ---- admission and release -------------------------------------------------------------------------------
 
 TEST(Admission, ADuplicateIdIsRefusedAndTheFirstLivesOn) {
     Vllm d{1};
@@ -627,8 +625,7 @@ TEST(Attribution, AMessageFromARankOutsideTheGroupIsRefusedAndCounted) {
     EXPECT_EQ(d.core.live_requests(), 1u);
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// rank loss
+// ---- rank loss -------------------------------------------------------------------------------------------
 
 TEST(RankLoss, OfADenseGroupFailsOnlyItsOwnAndRetriesWhatShowedNothing) {
     Vllm d{2};
@@ -870,8 +867,7 @@ TEST(Registration, TokenSpeedGroupsAreNeverLockstep) {
     EXPECT_TRUE(core.serving());
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// liveness
+// ---- liveness --------------------------------------------------------------------------------------------
 
 TEST(Liveness, ASilentIdleRankIsFoundWithinThreeSecondsAndComesBackWhenItAnswers) {
     Vllm d{2};
@@ -1024,8 +1020,7 @@ TEST(Liveness, AWedgeInLockstepTakesTheGroupOutAndItsEndBringsItBack) {
     EXPECT_EQ(d.core.live_ranks(), 2);
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// waves
+// ---- waves -----------------------------------------------------------------------------------------------
 
 TEST(Waves, TheFirstRequestWakesEveryRankTheHolderIncluded) {
     CoreConfig config;
@@ -1151,8 +1146,7 @@ TEST(Waves, UnexplainedSilenceIsNudgedWithGrowingJumpsAndPausesBetween) {
     EXPECT_GT(d.wakes.back().second, first + 4096);
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// drain
+// ---- drain -----------------------------------------------------------------------------------------------
 
 TEST(Drain, RefusesTheNewFinishesTheOldAndSaysSoOnce) {
     Vllm d{1};
@@ -1167,6 +1161,18 @@ TEST(Drain, RefusesTheNewFinishesTheOldAndSaysSoOnce) {
     d.core.BeginDrain();
     d.Drain();
     EXPECT_EQ(d.drained, 1);
+}
+
+TEST(Drain, ClosingEndsEveryRequestAndAbortsIt) {
+    Vllm d{2};
+    for (int i = 0; i < 6; ++i) {
+        d.Submit();
+    }
+    d.core.FailAll(Error{ErrorCode::kDraining, "closing", "", true}, d.now);
+    d.Drain();
+    EXPECT_EQ(d.failed.size(), 6u);
+    EXPECT_EQ(d.aborted.size(), 6u);
+    EXPECT_EQ(d.core.live_requests(), 0u);
 }
 
 TEST(Snapshot, SaysWhichRankAndWhy) {

@@ -87,7 +87,7 @@ class WaveClock {
             return std::nullopt;
         }
         clock_ = std::min(clock_ + nudge_step_, kMaxWave);
-        nudge_step_ = std::min(nudge_step_ * 2, kMaxNudgeStep);
+        nudge_step_ = std::min(nudge_step_ * 16, kMaxNudgeStep);
         return Wake();
     }
     /// The group spoke: the next episode of silence starts with a small jump.
@@ -104,8 +104,8 @@ class WaveClock {
 
   private:
     static constexpr std::uint64_t kMaxReported = kMaxWave / 2;
-    static constexpr std::uint64_t kFirstNudgeStep = std::uint64_t{1} << 10;
-    static constexpr std::uint64_t kMaxNudgeStep = std::uint64_t{1} << 40;
+    static constexpr std::uint64_t kFirstNudgeStep = std::uint64_t{1} << 20;
+    static constexpr std::uint64_t kMaxNudgeStep = std::uint64_t{1} << 36;
 
     static std::uint64_t Next(std::uint64_t wave) noexcept { return wave < kMaxWave ? wave + 1 : wave; }
     void Raise(std::uint64_t wave) noexcept {

@@ -37,7 +37,7 @@ struct ModelConfig {
     /// A rank's unread output is at most this: without it a gateway that never reads one rank while it reads
     /// the other could go on for ever. The engines wait for it, so it can hide no hang: what is unread can
     /// always be read.
-    std::size_t out_cap{6};
+    std::size_t out_cap{6};      // of 10
     bool check_progress{false};  // remembers the graph: small configurations only
     std::size_t max_states{60'000'000};
 };
@@ -62,7 +62,9 @@ struct Wake {
     unsigned excluded{0};  // bit per rank that gets none
 };
 
-template <class Policy>
+/// `Trace`: bytes of the event trace kept in every state of the frontier; the large searches keep none and
+/// are repeated smaller.
+template <class Policy, std::size_t Trace = 96>
 class WaveModel {
   public:
     WaveModel(const ModelConfig& config, const Policy& policy) : config_{config}, policy_{policy} {}
@@ -99,8 +101,9 @@ class WaveModel {
     }
 
   private:
-    static constexpr std::size_t kQueue = 20;
-    static constexpr std::size_t kTrace = 96;
+    static constexpr std::size_t kInput = 20;
+    static constexpr std::size_t kOutput = 10;
+
     enum class Message : std::uint8_t {
         kAdd,
         kAddLong,
@@ -115,9 +118,14 @@ class WaveModel {
         kResumed
     };
     struct Item {
-        Message kind;
-        std::int64_t number;
+        Item() = default;
+        Item(Message k, std::int64_t n)
+            : bits{static_cast<std::int32_t>(n) * 16 + static_cast<std::int32_t>(k)} {}
+        Message kind() const { return static_cast<Message>(bits & 15); }
+        std::int64_t number() const { return bits >> 4; }
+        std::int32_t bits;
     };
+    template <std::size_t kQueue>
     struct Queue {
         std::uint8_t size{0};
         std::array<Item, kQueue> items;
@@ -137,8 +145,8 @@ class WaveModel {
         std::uint8_t work{0};       // requests with one step to go
         std::uint8_t long_work{0};  // with two
         std::uint8_t orphans{0};
-        Queue in;
-        Queue out;
+        Queue<kInput> in;
+        Queue<kOutput> out;
         bool has_work() const { return work + long_work + orphans > 0; }
     };
     struct State {
@@ -151,7 +159,7 @@ class WaveModel {
         std::uint8_t answers{0};
         std::uint16_t wakes{0};
         std::uint8_t steps{0};
-        std::array<char, kTrace> trace;
+        std::array<char, Trace> trace;
     };
 
     static std::size_t At(int r) { return static_cast<std::size_t>(r); }
@@ -167,49 +175,57 @@ class WaveModel {
                !(kind == Message::kFinish && !config_.reports);
     }
 
+    template <class Queue>
+    void LowerBase(const Queue& queue, std::int64_t& base) const {
+        for (std::size_t i = 0; i < queue.size; ++i) {
+            if (Stamped(queue.items[i].kind())) {
+                base = std::min(base, queue.items[i].number());
+            }
+        }
+    }
+    static void Add(std::uint64_t& h, std::uint64_t value) { h = Mix(h * 0x9e3779b97f4a7c15ULL + value + 1); }
+    template <class Queue>
+    void AddQueue(const Queue& queue, std::int64_t base, std::uint64_t& h) const {
+        Add(h, queue.size);
+        for (std::size_t i = 0; i < queue.size; ++i) {
+            const Item item = queue.items[i];
+            const bool stamped = Stamped(item.kind());
+            Add(h, static_cast<std::uint64_t>(item.kind()) |
+                       (stamped ? static_cast<std::uint64_t>(item.number() - base) << 8 : 0));
+        }
+    }
+
     std::uint64_t Canonical(const State& s) const {
         std::int64_t base = s.policy.Least();
         for (int r = 0; r < config_.ranks; ++r) {
             const Rank& rank = s.ranks[At(r)];
             base = std::min(base, rank.engine.wave);
-            for (const Queue* queue : {&rank.in, &rank.out}) {
-                for (std::size_t i = 0; i < queue->size; ++i) {
-                    if (Stamped(queue->items[i].kind)) {
-                        base = std::min(base, queue->items[i].number);
-                    }
-                }
-            }
+            LowerBase(rank.in, base);
+            LowerBase(rank.out, base);
         }
         std::array<std::uint64_t, 3> hashes{};
         for (int r = 0; r < config_.ranks; ++r) {
             const Rank& rank = s.ranks[At(r)];
             const EngineRank& e = rank.engine;
             std::uint64_t h = s.policy.RankFingerprint(r);
-            const auto add = [&h](std::uint64_t value) { h = Mix(h * 0x9e3779b97f4a7c15ULL + value + 1); };
-            add(static_cast<std::uint64_t>(e.wave - base));
-            add(static_cast<std::uint64_t>(e.counter) << 16 | static_cast<std::uint64_t>(e.phase) << 8 |
-                (e.running ? 1u : 0u) | (e.paused ? 2u : 0u) | (e.pending_pause ? 4u : 0u) |
-                (e.ignore_start ? 8u : 0u));
-            add(static_cast<std::uint64_t>(rank.work) << 16 |
-                static_cast<std::uint64_t>(rank.long_work) << 8 | rank.orphans);
-            for (const Queue* queue : {&rank.in, &rank.out}) {
-                add(queue->size);
-                for (std::size_t i = 0; i < queue->size; ++i) {
-                    const Item& item = queue->items[i];
-                    add(static_cast<std::uint64_t>(item.kind) |
-                        (Stamped(item.kind) ? static_cast<std::uint64_t>(item.number - base) << 8 : 0));
-                }
-            }
+            Add(h, static_cast<std::uint64_t>(e.wave - base));
+            Add(h, static_cast<std::uint64_t>(e.counter) << 16 | static_cast<std::uint64_t>(e.phase) << 8 |
+                       (e.running ? 1u : 0u) | (e.paused ? 2u : 0u) | (e.pending_pause ? 4u : 0u) |
+                       (e.ignore_start ? 8u : 0u));
+            Add(h, static_cast<std::uint64_t>(rank.work) << 16 |
+                       static_cast<std::uint64_t>(rank.long_work) << 8 | rank.orphans);
+            AddQueue(rank.in, base, h);
+            AddQueue(rank.out, base, h);
             // The wrong pauses treat rank 0 differently: then ranks are not interchangeable.
             if (config_.pause_ranks < config_.ranks || config_.resume_idle_one) {
-                add(static_cast<std::uint64_t>(r));
+                Add(h, static_cast<std::uint64_t>(r));
             }
             hashes[At(r)] = h;
         }
         std::sort(hashes.begin(), hashes.begin() + config_.ranks);
         std::uint64_t h = s.policy.Fingerprint(base);
         for (int r = 0; r < config_.ranks; ++r) {
-            h = Mix(h * 0x9e3779b97f4a7c15ULL + hashes[At(r)]);
+            Add(h, hashes[At(r)]);
         }
         h = Mix(h ^ (static_cast<std::uint64_t>(s.to_submit) << 24 |
                      static_cast<std::uint64_t>(s.in_flight) << 16 |
@@ -251,7 +267,7 @@ class WaveModel {
         if (config_.check_progress) {
             edges_.emplace_back(Id(Canonical(s)), from_);
         }
-        if (s.steps + 2u <= kTrace) {
+        if (s.steps + 2u <= Trace) {
             s.trace[s.steps] = event;
             s.trace[s.steps + 1u] = static_cast<char>('0' + rank);
             s.steps = static_cast<std::uint8_t>(s.steps + 2);
@@ -410,16 +426,16 @@ class WaveModel {
     void Read(State& s, int r) {
         Rank& rank = s.ranks[At(r)];
         const Item item = rank.in.Pop();
-        switch (item.kind) {
+        switch (item.kind()) {
             case Message::kAdd:
             case Message::kAddLong:
-                ++(item.kind == Message::kAdd ? rank.work : rank.long_work);
-                if (rank.engine.OnAdd(config_.rules, item.number)) {
+                ++(item.kind() == Message::kAdd ? rank.work : rank.long_work);
+                if (rank.engine.OnAdd(config_.rules, item.number())) {
                     rank.out.Push({Message::kStartWave, rank.engine.wave});
                 }
                 break;
             case Message::kStart:
-                rank.engine.OnStart(item.number);
+                rank.engine.OnStart(item.number());
                 break;
             case Message::kPause:
                 rank.engine.OnPause();
@@ -485,19 +501,19 @@ class WaveModel {
 
     void Receive(State& s, int r) {
         const Item item = s.ranks[At(r)].out.Pop();
-        switch (item.kind) {
+        switch (item.kind()) {
             case Message::kFinish:
                 --s.in_flight;
                 s.policy.OnFinished(r);
                 if (config_.reports) {
-                    Send(s, s.policy.OnReported(item.number, s.in_flight > 0));
+                    Send(s, s.policy.OnReported(item.number(), s.in_flight > 0));
                 }
                 break;
             case Message::kComplete:
-                Send(s, s.policy.OnWaveComplete(item.number, s.in_flight > 0));
+                Send(s, s.policy.OnWaveComplete(item.number(), s.in_flight > 0));
                 break;
             case Message::kStartWave:
-                Send(s, s.policy.OnStartWave(item.number));
+                Send(s, s.policy.OnStartWave(item.number()));
                 break;
             case Message::kPaused:
                 result_.pause_answered = true;
@@ -558,6 +574,61 @@ class ClockPolicy {
         return n.has_value() ? std::optional{Wake{static_cast<std::int64_t>(*n), 0}} : std::nullopt;
     }
     WaveClock clock_;
+};
+
+/// What the wrong policies have in common: a number, a belief, who holds what.
+struct NaivePolicy {
+    std::int64_t wave{0};
+    bool running{false};
+    bool bump{false};            // every submit wakes with a new number
+    bool skip_if_running{true};  // else every submit wakes
+    bool re_arm{false};
+    bool exclude_holders{false};
+    bool replay_reported{false};  // wakes carry the last number reported, not the next
+    std::array<std::uint8_t, 3> held{};
+
+    unsigned Holders() const {
+        unsigned mask = 0;
+        for (unsigned r = 0; exclude_holders && r < 3; ++r) {
+            mask |= held[r] > 0 ? 1u << r : 0u;
+        }
+        return mask;
+    }
+    std::optional<Wake> OnRequestSent(int r) {
+        ++held[static_cast<std::size_t>(r)];
+        if (skip_if_running && running) {
+            return std::nullopt;
+        }
+        running = true;
+        wave += bump ? 1 : 0;
+        return Wake{wave, Holders()};
+    }
+    void OnFinished(int r) { --held[static_cast<std::size_t>(r)]; }
+    std::optional<Wake> OnWaveComplete(std::int64_t w, bool busy) {
+        if (w < wave) {
+            return std::nullopt;
+        }
+        wave = replay_reported ? w : w + 1;
+        running = false;
+        if (!re_arm || !busy) {
+            return std::nullopt;
+        }
+        running = true;
+        wave += bump ? 1 : 0;
+        return Wake{wave, Holders()};
+    }
+    std::optional<Wake> OnReported(std::int64_t, bool) { return std::nullopt; }
+    std::optional<Wake> OnStartWave(std::int64_t) { return std::nullopt; }
+    void Pause() {}
+    std::optional<Wake> Resume(bool) { return std::nullopt; }
+    std::int64_t Stamp() const { return wave; }
+    std::int64_t Least() const { return wave; }
+    std::uint64_t Fingerprint(std::int64_t base) const {
+        return Mix(static_cast<std::uint64_t>(wave - base) * 2 + (running ? 1 : 0) + 11);
+    }
+    std::uint64_t RankFingerprint(int r) const {
+        return exclude_holders ? Mix(held[static_cast<std::size_t>(r)] + 77u) : 77;
+    }
 };
 
 }  // namespace rankgate::group
