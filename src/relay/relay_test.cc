@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leader and followers as threads of one process, on every back-end: what the thread sanitizer can see.
+// Faults of whole processes are process_test.cc's.
+#include "relay/relay.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "base/unique_fd.h"
+
+namespace rankgate::relay {
+namespace {
+
+bool Readable(int fd) {
+    pollfd p{fd, POLLIN, 0};
+    return ::poll(&p, 1, 0) == 1;
+}
+
+int FreePort() {
+    const UniqueFd fd{::socket(AF_INET, SOCK_STREAM, 0)};
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    return ntohs(address.sin_port);
+}
+
+class RelayTest : public testing::TestWithParam<Backend> {
+  protected:
+    void SetUp() override {
+        std::string name = testing::TempDir() + "relayXXXXXX";
+        ASSERT_NE(::mkdtemp(name.data()), nullptr);
+        folder_ = name;
+        where_ = GetParam() == Backend::kTcp ? "tcp://127.0.0.1:" + std::to_string(FreePort())
+                                             : folder_ + "/relay";
+    }
+    void TearDown() override {
+        EXPECT_TRUE(std::filesystem::is_empty(folder_)) << "the rendezvous folder is not empty";
+        std::filesystem::remove_all(folder_);
+    }
+    Config Make(int rank, int size) const {
+        Config config;
+        config.rank = rank;
+        config.size = size;
+        config.where = where_;
+        config.epoch = 4711;
+        config.backend = GetParam();
+        config.join = Seconds{20};
+        config.publish_stall = Seconds{20};
+        return config;
+    }
+    /// Runs one thread per follower beside `leader_body`; both get joined ends.
+    template <class L, class F>
+    void Run(int size, L leader_body, F follower_body, std::function<void(Config&)> change = {}) {
+        std::vector<std::thread> threads;
+        for (int r = 1; r < size; ++r) {
+            threads.emplace_back([&, r] {
+                Config config = Make(r, size);
+                if (change) {
+                    change(config);
+                }
+                Follower follower{config};
+                auto joined = follower.Join();
+                ASSERT_TRUE(joined) << joined.failure().Describe();
+                follower_body(follower, r);
+            });
+        }
+        {
+            Config config = Make(0, size);
+            if (change) {
+                change(config);
+            }
+            Leader leader{config};
+            auto joined = leader.Join();
+            EXPECT_TRUE(joined) << joined.failure().Describe();
+            if (joined) {
+                leader_body(leader);
+            }
+            for (std::thread& thread : threads) {
+                thread.join();
+            }
+        }
+    }
+    std::string folder_;
+    std::string where_;
+};
+
+std::uint64_t Publish(Leader& leader, const std::vector<std::string>& texts) {
+    std::vector<Frame> frames;
+    for (const std::string& text : texts) {
+        frames.push_back(std::as_bytes(std::span{text}));
+    }
+    std::uint64_t number = 0;
+    auto done = leader.Publish(frames, &number);
+    EXPECT_TRUE(done) << done.failure().Describe();
+    return number;
+}
+
+std::string Text(Frame frame) {
+    return {reinterpret_cast<const char*>(frame.data()), frame.size()};
+}
+
+std::uint64_t Hash(const Step& step, std::uint64_t hash) {
+    const auto mix = [&](std::uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
+    mix(step.number());
+    mix(step.size());
+    for (std::size_t i = 0; i < step.size(); ++i) {
+        mix(step[i].size());
+        for (const std::byte b : step[i]) {
+            mix(static_cast<std::uint64_t>(b));
+        }
+    }
+    return hash;
+}
+
+TEST_P(RelayTest, EveryRankGetsTheSameStepsInOrder) {
+    std::array<std::uint64_t, 4> hashes{};
+    Run(
+        4,
+        [&](Leader& leader) {
+            for (std::uint64_t i = 1; i <= 300; ++i) {
+                std::vector<std::string> texts;
+                for (std::uint64_t k = 0; k < i % 5; ++k) {
+                    texts.emplace_back((i * 97 + k * 1013) % 9000, static_cast<char>('a' + i % 26));
+                }
+                EXPECT_EQ(Publish(leader, texts), i);
+            }
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+        },
+        [&](Follower& follower, int rank) {
+            std::uint64_t hash = 1;
+            for (;;) {
+                Step step;
+                auto got = follower.NextStep(std::nullopt, &step);
+                if (!got) {
+                    EXPECT_EQ(got.failure().code, Code::kClosed) << got.failure().Describe();
+                    break;
+                }
+                hash = Hash(step, hash);
+            }
+            EXPECT_TRUE(follower.Finish(Seconds{20}));
+            EXPECT_FALSE(follower.failure());
+            hashes[static_cast<std::size_t>(rank)] = hash;
+        });
+    EXPECT_NE(hashes[1], 0U);
+    EXPECT_EQ(hashes[1], hashes[2]);
+    EXPECT_EQ(hashes[1], hashes[3]);
+}
+
+TEST_P(RelayTest, AStepLargerThanTheRingArrivesWhole) {
+    const std::string big(9 << 20, 'x');
+    std::vector<std::string> many(1500, "frame");
+    Run(
+        3,
+        [&](Leader& leader) {
+            Publish(leader, {big, "tail"});
+            Publish(leader, many);
+            Publish(leader, {});
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+        },
+        [&](Follower& follower, int) {
+            Step step;
+            ASSERT_TRUE(follower.NextStep(std::nullopt, &step));
+            ASSERT_EQ(step.size(), 2U);
+            EXPECT_EQ(step[0].size(), big.size());
+            EXPECT_TRUE(Text(step[0]) == big);
+            EXPECT_EQ(Text(step[1]), "tail");
+            ASSERT_TRUE(follower.NextStep(std::nullopt, &step));
+            ASSERT_EQ(step.size(), 1500U);
+            EXPECT_EQ(Text(step[1499]), "frame");
+            ASSERT_TRUE(follower.NextStep(std::nullopt, &step));
+            EXPECT_EQ(step.size(), 0U);
+            EXPECT_TRUE(follower.Finish(Seconds{20}));
+        });
+}
+
+TEST_P(RelayTest, TooLargeIsRefusedAndTheStreamGoesOn) {
+    Run(
+        2,
+        [&](Leader& leader) {
+            const std::string text(101, 'x');
+            const Frame frame = std::as_bytes(std::span{text});
+            std::uint64_t number = 0;
+            auto refused = leader.Publish(std::span{&frame, 1}, &number);
+            ASSERT_FALSE(refused);
+            EXPECT_EQ(refused.failure().code, Code::kTooLarge);
+            EXPECT_FALSE(leader.failure());
+            EXPECT_EQ(Publish(leader, {"ok"}), 1U);
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+        },
+        [&](Follower& follower, int) {
+            Step step;
+            ASSERT_TRUE(follower.NextStep(std::nullopt, &step));
+            EXPECT_EQ(Text(step[0]), "ok");
+            EXPECT_TRUE(follower.Finish(Seconds{20}));
+        },
+        [](Config& config) { config.max_frame = 100; });
+}
+
+TEST_P(RelayTest, TheSlowestReaderHoldsTheLeaderToTheLag) {
+    std::atomic<std::uint64_t> published{0};
+    std::atomic<bool> looked{false};
+    Run(
+        3,
+        [&](Leader& leader) {
+            for (int i = 0; i < 20; ++i) {
+                published = Publish(leader, {"x"});
+            }
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+        },
+        [&](Follower& follower, int rank) {
+            Step step;
+            for (std::uint64_t i = 1; i <= 20; ++i) {
+                if (rank == 2) {
+                    // Taken: i - 1 steps. However long this takes, no step above (i - 1) + lag can be out.
+                    for (int spin = 0; spin < 50; ++spin) {
+                        std::this_thread::yield();
+                        EXPECT_LE(published.load(), i - 1 + 3);
+                    }
+                    looked = true;
+                }
+                ASSERT_TRUE(follower.NextStep(std::nullopt, &step));
+            }
+            EXPECT_TRUE(follower.Finish(Seconds{20}));
+        },
+        [](Config& config) { config.max_lag_steps = 3; });
+    EXPECT_TRUE(looked);
+}
+
+TEST_P(RelayTest, PollingAndDeadlinesAreNoFailures) {
+    std::atomic<int> ready{0};
+    Run(
+        2,
+        [&](Leader& leader) {
+            while (ready.load() == 0) {
+                std::this_thread::yield();
+            }
+            Publish(leader, {"x"});
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+        },
+        [&](Follower& follower, int) {
+            Step step;
+            auto nothing = follower.TryNextStep(&step);
+            ASSERT_TRUE(nothing);
+            EXPECT_FALSE(*nothing);
+            auto late = follower.NextStep(Seconds{0.02}, &step);
+            ASSERT_TRUE(late);
+            EXPECT_EQ(*late, Wait::kTimeout);
+            bool asked = false;
+            auto broken = follower.NextStep(std::nullopt, &step, [&] { return asked = true; });
+            ASSERT_TRUE(broken);
+            EXPECT_EQ(*broken, Wait::kInterrupted);
+            EXPECT_TRUE(asked);
+            ready = 1;
+            for (;;) {
+                auto got = follower.TryNextStep(&step);
+                ASSERT_TRUE(got) << got.failure().Describe();
+                if (*got) {
+                    break;
+                }
+                std::this_thread::yield();
+            }
+            EXPECT_EQ(step.number(), 1U);
+            EXPECT_TRUE(follower.Finish(Seconds{20}));
+        });
+}
+
+TEST_P(RelayTest, OneCauseForAllAndItIsReadableBeforeItIsRaised) {
+    std::atomic<int> told{0};
+    std::atomic<bool> all_in{false};
+    Run(
+        4,
+        [&](Leader& leader) {
+            all_in = true;
+            pollfd p{leader.failure_fd(), POLLIN, 0};
+            EXPECT_EQ(::poll(&p, 1, 10000), 1);
+            const auto cause = leader.failure();
+            ASSERT_TRUE(cause);
+            EXPECT_EQ(cause->code, Code::kRemoteFailure);
+            EXPECT_EQ(cause->origin_rank, 2);
+            EXPECT_EQ(cause->text_view(), "out of memory");
+            std::uint64_t number = 0;
+            auto refused = leader.Publish({}, &number);
+            ASSERT_FALSE(refused);
+            EXPECT_EQ(refused.failure().text_view(), "out of memory");
+            leader.Fail(Code::kCorrupt, "later");
+            EXPECT_EQ(leader.failure()->text_view(), "out of memory");
+            while (told.load() < 3) {
+                std::this_thread::yield();
+            }
+        },
+        [&](Follower& follower, int rank) {
+            while (!all_in) {
+                std::this_thread::yield();
+            }
+            if (rank == 2) {
+                follower.Fail(Code::kRemoteFailure, "out of memory");
+            }
+            Step step;
+            for (int i = 0; i < 2; ++i) {
+                auto got = follower.NextStep(Seconds{10}, &step);
+                ASSERT_FALSE(got);
+                EXPECT_EQ(got.failure().code, Code::kRemoteFailure);
+                EXPECT_EQ(got.failure().origin_rank, 2);
+                EXPECT_TRUE(Readable(follower.failure_fd()));
+            }
+            auto end = follower.Finish(Seconds{1});
+            ASSERT_FALSE(end);
+            EXPECT_EQ(end.failure().text_view(), "out of memory");
+            ++told;
+        });
+}
+
+TEST_P(RelayTest, DivergenceNamesRankAndStepEverywhere) {
+    std::atomic<int> done{0};
+    const auto check = [](const Failure& failure) {
+        EXPECT_EQ(failure.code, Code::kDiverged) << failure.Describe();
+        EXPECT_EQ(failure.origin_rank, 2);
+        EXPECT_EQ(failure.step, 17U);
+    };
+    Run(
+        4,
+        [&](Leader& leader) {
+            for (;;) {
+                std::uint64_t number = 0;
+                auto published = leader.Publish({}, &number);
+                if (!published) {
+                    check(published.failure());
+                    EXPECT_LE(number, 17U + 2U);
+                    break;
+                }
+                if (Status set = leader.SetDigest(number * 7); !set) {
+                    check(set.failure());
+                    break;
+                }
+            }
+            while (done < 3) {
+                std::this_thread::yield();
+            }
+        },
+        [&](Follower& follower, int rank) {
+            for (;;) {
+                Step step;
+                auto got = follower.NextStep(Seconds{10}, &step);
+                if (!got) {
+                    check(got.failure());
+                    break;
+                }
+                ASSERT_EQ(*got, Wait::kReady);
+                if (Status set =
+                        follower.SetDigest(step.number() * 7 + (rank == 2 && step.number() == 17 ? 1 : 0));
+                    !set) {
+                    check(set.failure());
+                    break;
+                }
+            }
+            ++done;
+        },
+        [](Config& config) { config.digest = true; });
+}
+
+TEST_P(RelayTest, CloseWakesTheCallOfAnotherThread) {
+    Run(
+        2,
+        [&](Leader& leader) {
+            pollfd p{leader.failure_fd(), POLLIN, 0};
+            EXPECT_EQ(::poll(&p, 1, 10000), 1);
+            EXPECT_EQ(leader.failure()->code, Code::kPeerDied);
+        },
+        [&](Follower& follower, int) {
+            std::atomic<bool> waiting{false};
+            std::thread other{[&] {
+                Step step;
+                auto got = follower.NextStep(std::nullopt, &step, [&] {
+                    waiting = true;
+                    return false;
+                });
+                ASSERT_FALSE(got);
+                EXPECT_EQ(got.failure().code, Code::kClosed);
+            }};
+            while (!waiting) {
+                std::this_thread::yield();
+            }
+            follower.Close();
+            other.join();
+            follower.Close();
+            Step step;
+            EXPECT_EQ(follower.NextStep(Seconds{0}, &step).failure().code, Code::kClosed);
+        });
+}
+
+TEST_P(RelayTest, FinishIsCollectiveAndNoDeath) {
+    Run(
+        3,
+        [&](Leader& leader) {
+            Publish(leader, {"last"});
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+            std::uint64_t number = 0;
+            EXPECT_EQ(leader.Publish({}, &number).failure().code, Code::kClosed);
+            EXPECT_FALSE(leader.failure());
+        },
+        [&](Follower& follower, int rank) {
+            if (rank == 1) {
+                EXPECT_TRUE(follower.Finish(Seconds{20}));  // it need not have read everything
+                return;
+            }
+            Step step;
+            ASSERT_TRUE(follower.NextStep(std::nullopt, &step));
+            EXPECT_EQ(follower.NextStep(std::nullopt, &step).failure().code, Code::kClosed);
+            EXPECT_TRUE(follower.Finish(Seconds{20}));
+            EXPECT_FALSE(Readable(follower.failure_fd()));
+        });
+}
+
+TEST_P(RelayTest, ARankThatDoesNotComeToFinishIsNamed) {
+    std::atomic<bool> over{false};
+    Run(
+        3,
+        [&](Leader& leader) {
+            auto end = leader.Finish(Seconds{0.1});
+            ASSERT_FALSE(end);
+            EXPECT_EQ(end.failure().code, Code::kPeerStalled);
+            EXPECT_EQ(end.failure().MissingRanks(), std::vector<int>{2});
+            EXPECT_EQ(end.failure().phase, Phase::kFinish);
+            over = true;
+        },
+        [&](Follower& follower, int rank) {
+            if (rank == 1) {
+                auto end = follower.Finish(Seconds{20});
+                ASSERT_FALSE(end);
+                EXPECT_EQ(end.failure().MissingRanks(), std::vector<int>{2});
+            }
+            while (!over) {
+                std::this_thread::yield();
+            }
+        });
+}
+
+TEST_P(RelayTest, AMissingRankIsNamedOnAllRanksPresent) {
+    std::thread present{[&] {
+        Config config = Make(1, 4);
+        config.join = Seconds{0.3};
+        Follower follower{config};
+        auto joined = follower.Join();
+        ASSERT_FALSE(joined);
+        EXPECT_EQ(joined.failure().code, Code::kJoinTimeout);
+        EXPECT_EQ(joined.failure().MissingRanks(), (std::vector<int>{2, 3}));
+        Step step;
+        EXPECT_EQ(follower.NextStep(Seconds{0}, &step).failure().code, Code::kJoinTimeout);
+    }};
+    Config config = Make(0, 4);
+    config.join = Seconds{0.3};
+    Leader leader{config};
+    auto joined = leader.Join();
+    present.join();
+    ASSERT_FALSE(joined);
+    EXPECT_EQ(joined.failure().code, Code::kJoinTimeout);
+    EXPECT_EQ(joined.failure().MissingRanks(), (std::vector<int>{2, 3}));
+    EXPECT_EQ(joined.failure().deadline_s, 0.3);
+    EXPECT_NE(joined.failure().text_view().find("rank 3 (never said HELLO)"), std::string_view::npos);
+    EXPECT_TRUE(Readable(leader.failure_fd()));
+}
+
+TEST_P(RelayTest, AFollowerAloneHasADeadlineToo) {
+    Config config = Make(1, 2);
+    config.join = Seconds{0.1};
+    Follower follower{config};
+    auto joined = follower.Join();
+    ASSERT_FALSE(joined);
+    EXPECT_EQ(joined.failure().code, Code::kJoinTimeout);
+    EXPECT_EQ(joined.failure().MissingRanks(), std::vector<int>{0});
+    EXPECT_EQ(joined.failure().phase, Phase::kDial);
+}
+
+TEST_P(RelayTest, StrangersAreRefusedByNameAndTheGroupIsNotDisturbed) {
+    std::atomic<int> refused{0};
+    std::vector<std::thread> strangers;
+    const auto stranger = [&](Code code, std::function<void(Config&)> change) {
+        strangers.emplace_back([&, code, change] {
+            Config config = Make(1, 2);
+            config.join = Seconds{20};
+            change(config);
+            Follower follower{config};
+            auto joined = follower.Join();
+            EXPECT_FALSE(joined);
+            if (!joined) {
+                EXPECT_EQ(joined.failure().code, code) << joined.failure().Describe();
+            }
+            ++refused;
+        });
+    };
+    stranger(Code::kBadEpoch, [](Config& c) { c.epoch += 1; });
+    stranger(Code::kVersionMismatch, [](Config& c) { c.size = 3; });
+    stranger(Code::kVersionMismatch, [](Config& c) { c.digest = true; });
+    std::thread real{[&] {
+        while (refused < 3) {
+            std::this_thread::yield();
+        }
+        Follower follower{Make(1, 2)};
+        auto joined = follower.Join();
+        ASSERT_TRUE(joined) << joined.failure().Describe();
+        Step step;
+        ASSERT_TRUE(follower.NextStep(std::nullopt, &step));
+        EXPECT_TRUE(follower.Finish(Seconds{20}));
+    }};
+    {
+        Leader leader{Make(0, 2)};
+        auto joined = leader.Join();
+        EXPECT_TRUE(joined);
+        if (joined) {
+            Publish(leader, {"x"});
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+        }
+        real.join();
+    }
+    for (std::thread& thread : strangers) {
+        thread.join();
+    }
+}
+
+TEST_P(RelayTest, OneRankAloneNeedsNobody) {
+    Config config;
+    Leader leader{config};
+    ASSERT_TRUE(leader.Join());
+    EXPECT_EQ(Publish(leader, {"x"}), 1U);
+    EXPECT_EQ(Publish(leader, {}), 2U);
+    EXPECT_TRUE(leader.Finish(Seconds{1}));
+    EXPECT_THROW(Follower{Config{}}, std::invalid_argument);
+}
+
+TEST_P(RelayTest, CallsInTheWrongOrderAreErrorsNotHangs) {
+    Leader leader{Make(0, 2)};
+    std::uint64_t number = 0;
+    EXPECT_EQ(leader.Publish({}, &number).failure().code, Code::kClosed);
+    EXPECT_EQ(leader.Finish(Seconds{1}).failure().code, Code::kClosed);
+    EXPECT_TRUE(leader.Check());
+    leader.Fail(Code::kRemoteFailure, "before join");
+    EXPECT_EQ(leader.Join().failure().code, Code::kRemoteFailure);
+    EXPECT_TRUE(Readable(leader.failure_fd()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RelayTest,
+                         testing::Values(Backend::kRing, Backend::kStream, Backend::kTcp),
+                         [](const auto& param) { return std::string{BackendName(param.param)}; });
+
+}  // namespace
+}  // namespace rankgate::relay
