@@ -977,9 +977,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         do {
             TakeCommands(std::exchange(signalled, false));
         } while (commands_left_);
-        if constexpr (requires(Error error) { core_.FailAll(error, now_); }) {
-            core_.FailAll(Error{ErrorCode::kDraining, "the gateway is shutting down", {}, true}, now_);
-        }
+        core_.FailAll(Error{ErrorCode::kDraining, "the gateway is shutting down", {}, true}, now_);
         for (std::int32_t rank = 0; rank < size_; ++rank) {
             FailAdminOf(rank, "the gateway is shutting down");
         }

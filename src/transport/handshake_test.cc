@@ -41,8 +41,8 @@ std::string Greeting(wire::Greeting::Kind kind, std::string hash = {}) {
 
 class FrontendHandshakeTest : public ::testing::Test {
   protected:
-    FrontendHandshake& Make(std::int32_t size, Duration ready_timeout = Duration::zero(), std::int32_t base = 0,
-                            Dialect dialect = Dialect::kVllm) {
+    FrontendHandshake& Make(std::int32_t size, Duration ready_timeout = Duration::zero(),
+                            std::int32_t base = 0, Dialect dialect = Dialect::kVllm) {
         FrontendHandshakeOptions options;
         options.size = size;
         options.base_index = base;
@@ -59,7 +59,8 @@ class FrontendHandshakeTest : public ::testing::Test {
         Pump();
     }
     void SayReady(std::int32_t rank, std::string hash = {}) {
-        Send(wire::RankIdentity(base_ + rank), Greeting(wire::Greeting::Kind::kReady, std::move(hash)), false);
+        Send(wire::RankIdentity(base_ + rank), Greeting(wire::Greeting::Kind::kReady, std::move(hash)),
+             false);
         Pump();
     }
     void Send(std::string identity, std::string bytes, bool old_serves = false) {
@@ -81,9 +82,9 @@ class FrontendHandshakeTest : public ::testing::Test {
         }
     }
     std::size_t Count(Kind kind, std::int32_t rank = -2) const {
-        return static_cast<std::size_t>(std::count_if(events_.begin(), events_.end(), [&](const HandshakeEvent& e) {
-            return e.kind == kind && (rank == -2 || e.rank == rank);
-        }));
+        return static_cast<std::size_t>(std::count_if(
+            events_.begin(), events_.end(),
+            [&](const HandshakeEvent& e) { return e.kind == kind && (rank == -2 || e.rank == rank); }));
     }
     std::string LastReason(Kind kind) const {
         for (auto it = events_.rbegin(); it != events_.rend(); ++it) {
@@ -105,7 +106,8 @@ TEST_F(FrontendHandshakeTest, AnswersHelloWithTheAddressesAndGoesLiveOnReadyAndR
     Make(1);
     Hello(0);
     ASSERT_EQ(Count(Kind::kSendInit, 0), 1U);
-    const auto sent = std::find_if(events_.begin(), events_.end(), [](const auto& e) { return e.kind == Kind::kSendInit; });
+    const auto sent =
+        std::find_if(events_.begin(), events_.end(), [](const auto& e) { return e.kind == Kind::kSendInit; });
     const auto init = wire::DecodeInit(sent->bytes);
     ASSERT_TRUE(init.ok());
     EXPECT_EQ(init->inputs, std::vector<std::string>{"ipc:///in"});
@@ -138,7 +140,8 @@ TEST_F(FrontendHandshakeTest, EveryInterleavingOfThreeRanksEndsLive) {
         std::vector<std::vector<int>> steps(3);
         std::vector<int> order;
         for (int rank = 0; rank < 3; ++rank) {
-            steps[static_cast<std::size_t>(rank)] = random() % 2 == 0 ? std::vector<int>{0, 1, 2} : std::vector<int>{0, 2, 1};
+            steps[static_cast<std::size_t>(rank)] =
+                random() % 2 == 0 ? std::vector<int>{0, 1, 2} : std::vector<int>{0, 2, 1};
             order.insert(order.end(), 3, rank);
         }
         std::shuffle(order.begin(), order.end(), random);
@@ -375,11 +378,22 @@ TEST_F(FrontendHandshakeTest, RandomMessagesNeverBreakIt) {
         }
         const int rank = static_cast<int>(random() % 3);
         switch (random() % 9) {
-            case 0: Hello(rank, random() % 2 == 0); break;
-            case 1: SayReady(rank, random() % 3 == 0 ? "h" : ""); break;
-            case 2: Register(rank, random() % 4 == 0 ? std::string("junk") : Ready()); break;
-            case 3: Register(rank, Ready(1, "0.32.0", std::to_string(random() % 3))); break;
-            case 4: clock_.Advance(std::chrono::milliseconds(random() % 4000)); machine_->OnTick(); break;
+            case 0:
+                Hello(rank, random() % 2 == 0);
+                break;
+            case 1:
+                SayReady(rank, random() % 3 == 0 ? "h" : "");
+                break;
+            case 2:
+                Register(rank, random() % 4 == 0 ? std::string("junk") : Ready());
+                break;
+            case 3:
+                Register(rank, Ready(1, "0.32.0", std::to_string(random() % 3)));
+                break;
+            case 4:
+                clock_.Advance(std::chrono::milliseconds(random() % 4000));
+                machine_->OnTick();
+                break;
             case 5:
                 if (machine_->RankOf(wire::RankIdentity(rank)) >= 0) {
                     machine_->OnLost(rank);
@@ -395,7 +409,9 @@ TEST_F(FrontendHandshakeTest, RandomMessagesNeverBreakIt) {
                     machine_->OnInitUndeliverable(rank);
                 }
                 break;
-            default: Send(std::string(random() % 4, 'q'), std::string(random() % 20, '\x92')); break;
+            default:
+                Send(std::string(random() % 4, 'q'), std::string(random() % 20, '\x92'));
+                break;
         }
         Pump();
     }

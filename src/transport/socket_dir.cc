@@ -257,6 +257,7 @@ SocketDir::SocketDir(SocketDir&& other) noexcept
     : path_{std::move(other.path_)},
       group_{other.group_},
       temporary_{std::exchange(other.temporary_, false)},
+      claimed_{std::exchange(other.claimed_, {})},
       lock_{std::move(other.lock_)} {
     other.path_.clear();
 }
@@ -268,6 +269,7 @@ SocketDir& SocketDir::operator=(SocketDir&& other) noexcept {
         other.path_.clear();
         group_ = other.group_;
         temporary_ = std::exchange(other.temporary_, false);
+        claimed_ = std::exchange(other.claimed_, {});
         lock_ = std::move(other.lock_);
     }
     return *this;
@@ -278,14 +280,17 @@ SocketDir::~SocketDir() {
 }
 
 void SocketDir::Remove() noexcept {
+    for (const std::string& path : claimed_) {
+        ::unlink(path.c_str());
+    }
+    claimed_.clear();
     if (temporary_ && !path_.empty()) {
-        // Only our own sockets can be in there, and libzmq unlinked those at close.
         ::rmdir(path_.c_str());
         temporary_ = false;
     }
 }
 
-Result<std::string> SocketDir::Claim(std::string_view name) const {
+Result<std::string> SocketDir::Claim(std::string_view name) {
     const std::string path = path_ + "/" + std::string(name);
     constexpr std::size_t kMax = sizeof(sockaddr_un{}.sun_path) - 1;
     if (path.size() > kMax) {
@@ -297,6 +302,7 @@ Result<std::string> SocketDir::Claim(std::string_view name) const {
         if (errno != ENOENT) {
             return Refuse("cannot look at " + path + ": " + Errno(errno));
         }
+        claimed_.push_back(path);
         return "ipc://" + path;
     }
     if (!S_ISSOCK(info.st_mode)) {
@@ -308,6 +314,7 @@ Result<std::string> SocketDir::Claim(std::string_view name) const {
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
         return Refuse("cannot remove stale socket " + path + ": " + Errno(errno));
     }
+    claimed_.push_back(path);
     LogInfo("stale_socket_removed", {{"path", path}});
     return "ipc://" + path;
 }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -41,8 +42,9 @@ class SocketDir {
     SocketDir& operator=(SocketDir&& other) noexcept;
     ~SocketDir();
 
-    /// "ipc://<dir>/<name>" ready to bind: length checked, stale socket removed, live one refused.
-    Result<std::string> Claim(std::string_view name) const;
+    /// "ipc://<dir>/<name>" ready to bind: length checked, stale socket removed, live one refused. The file
+    /// is unlinked with the object, so close the socket first.
+    Result<std::string> Claim(std::string_view name);
 
     bool persistent() const noexcept { return !temporary_; }
     const std::string& path() const noexcept { return path_; }
@@ -60,6 +62,7 @@ class SocketDir {
     std::string path_;
     std::int32_t group_{0};
     bool temporary_{false};
+    std::vector<std::string> claimed_;  // libzmq leaves the files behind; we unlink them when done
     UniqueFd lock_;
 };
 

@@ -121,6 +121,8 @@ TEST_F(SocketDirTest, AnonymousDirectoryVanishesAtTheEnd) {
         EXPECT_FALSE(dir->persistent());
         path = dir->path();
         EXPECT_TRUE(std::filesystem::exists(path));
+        ASSERT_TRUE(dir->Claim("x.sock").ok());
+        BindAt(path + "/x.sock", true).reset();
     }
     EXPECT_FALSE(std::filesystem::exists(path));
 }
