@@ -21,6 +21,11 @@ constexpr Duration kIdlePoll = std::chrono::seconds(1);
 constexpr Duration kFaultPoll = std::chrono::milliseconds(2);
 constexpr Duration kDialSlice = std::chrono::milliseconds(200);
 constexpr Duration kClientCheckEvery = std::chrono::milliseconds(500);
+/// A step waits while a frontend that reads has this much unread: a rank that is faster than its reader must not fill the memory.
+constexpr std::uint64_t kSoftQueueBytes = 4U << 20;
+/// A frontend that read nothing for so long holds nobody up any more; its outputs then queue to the link's bound.
+constexpr Duration kBehindPatience = std::chrono::seconds(2);
+constexpr Duration kBehindPoll = std::chrono::milliseconds(1);
 /// Claimed towards frontends that look at the version: the wire we speak is that of this release.
 constexpr const char* kVllmVersion = "0.32.0+rankgate";
 constexpr const char* kTokenSpeedVersion = "tokenspeed-0.1.1+rankgate";
@@ -130,6 +135,7 @@ Status Rank::Connect(const std::atomic<int>& stop) {
     core.has_coordinator = !link_->addresses().coordinator_output.empty();
     core.stale_load = config_.stale_load;
     core_ = std::make_unique<EngineCore>(core, runner_, clock_);
+    backlogs_.resize(static_cast<std::size_t>(core.num_clients));
     page_.Publish(core_->Load());
     const std::string ready = ReadyResponse();
     const TimePoint register_limit = clock_.Now() + config_.init_timeout;
@@ -174,6 +180,26 @@ void Rank::CheckClients() {
             }
         }
     }
+}
+
+bool Rank::FrontendsAreBehind() {
+    bool behind = false;
+    for (std::size_t i = 0; i < backlogs_.size(); ++i) {
+        const auto client = static_cast<std::int32_t>(i);
+        const std::uint64_t bytes = link_->queued_bytes(client);
+        Backlog& backlog = backlogs_[i];
+        if (bytes <= kSoftQueueBytes) {
+            backlog = Backlog{};
+            continue;
+        }
+        const TimePoint now = clock_.Now();
+        if (backlog.bytes == 0 || bytes < backlog.bytes) {
+            backlog.progress = now;
+        }
+        backlog.bytes = bytes;
+        behind = behind || (now - backlog.progress < kBehindPatience && link_->AwayFor(client) == Duration::zero());
+    }
+    return behind;
 }
 
 bool Rank::ApplyFaults() {
@@ -233,8 +259,11 @@ Status Rank::Loop(const std::atomic<int>& stop, StepMirror* mirror) {
             wait = due <= now ? Duration{0} : std::min(kIdlePoll, Duration{due - now});
             wait = faults ? std::min(wait, kFaultPoll) : wait;
         }
-        link_->Poll(wait, on_input);
-        if (mirror != nullptr) {
+        const bool behind = core_->runnable() && FrontendsAreBehind();
+        link_->Poll(behind ? kBehindPoll : wait, on_input);
+        if (behind) {
+            // Inputs were taken (aborts too); tokens wait until the frontend has read some.
+        } else if (mirror != nullptr) {
             // Followers act on the same list before the same step; an idle round without inputs is none of theirs.
             if (Status healthy = mirror->Check(); !healthy.ok()) {
                 return healthy;

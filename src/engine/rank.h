@@ -6,7 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/result.h"
@@ -65,6 +68,8 @@ class Rank {
     Status Loop(const std::atomic<int>& stop, StepMirror* mirror);
     void SendOutbox();
     void CheckClients();
+    /// A connected frontend is behind by more than kSoftQueueBytes and still reading: the step can wait for it.
+    bool FrontendsAreBehind();
     /// True when the rank shall leave now with `exit_code_`.
     bool ApplyFaults();
 
@@ -76,6 +81,11 @@ class Rank {
     LoadPageWriter page_;
     std::string page_name_;
     TimePoint next_client_check_{};
+    struct Backlog {
+        std::uint64_t bytes{0};
+        TimePoint progress{};  // when it last shrank, or began
+    };
+    std::vector<Backlog> backlogs_;  // per client
     int exit_code_{kExitOk};
     LogLimiter send_log_{1};
 };
