@@ -497,6 +497,10 @@ void Writer::Map(std::size_t count) {
 
 void Writer::Ints(std::span<const std::int32_t> values) {
     Array(values.size());
+    if (values.size() == 1) {  // one token of a running stream
+        Int(values[0]);
+        return;
+    }
     // Token ids: room for the longest form first, then plain stores; a prompt is thousands of these.
     const std::size_t start = out_->size();
     out_->resize(start + values.size() * 5);

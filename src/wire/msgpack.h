@@ -119,6 +119,16 @@ class Reader {
     }
     bool ReadNil() noexcept { return TryNil() || FailType(); }
 
+    /// Consumes exactly these bytes if they come next; says whether. For runs of values that nearly always
+    /// are the same.
+    bool TryExact(std::string_view bytes) noexcept {
+        if (remaining() >= bytes.size() && std::memcmp(at_, bytes.data(), bytes.size()) == 0) {
+            at_ += bytes.size();
+            return true;
+        }
+        return false;
+    }
+
     bool ReadBool(bool& value) noexcept {
         value = false;
         if (at_ == end_) {
@@ -142,9 +152,14 @@ class Reader {
                 ++at_;
                 return true;
             }
-            if (head == 0xcd && remaining() >= 3) {
+            if (head == 0xcd && remaining() >= 3) {  // token ids are mostly these two
                 value = internal::LoadBig<std::uint16_t>(at_ + 1);
                 at_ += 3;
+                return true;
+            }
+            if (head == 0xce && remaining() >= 5) {
+                value = internal::LoadBig<std::uint32_t>(at_ + 1);
+                at_ += 5;
                 return true;
             }
         }
@@ -196,6 +211,14 @@ class Reader {
                 count = head & 0x0f;
                 ++at_;
                 return true;
+            }
+            if (head == 0xdc && remaining() >= 3) {
+                const std::uint32_t wide = internal::LoadBig<std::uint16_t>(at_ + 1);
+                if (remaining() - 3 >= wide) [[likely]] {
+                    count = wide;
+                    at_ += 3;
+                    return true;
+                }
             }
         }
         return ReadArraySlow(count);

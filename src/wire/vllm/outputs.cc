@@ -23,6 +23,8 @@ namespace {
 
 constexpr std::size_t kInlineTensorBytes = 256;  // tensors below travel inside the payload
 constexpr std::int8_t kRawTensorExt = 3;
+/// Elements 2 to 17 of a row that only carries tokens: nil, but for num_nans_in_logits (13).
+constexpr std::string_view kPlainTail{"\xc0\xc0\xc0\xc0\xc0\xc0\xc0\xc0\xc0\xc0\xc0\x00\xc0\xc0\xc0\xc0", 16};
 
 std::int32_t Saturate(std::int64_t value) noexcept {
     constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
@@ -106,6 +108,9 @@ bool ReadRow(Reader& reader, OutputRow& row, std::vector<TokenId>& tokens) {
         tokens.push_back(token);
     }
     row.num_tokens = num_tokens;
+    if (count - 2 <= kPlainTail.size() && reader.TryExact(kPlainTail.substr(0, count - 2))) [[likely]] {
+        return true;
+    }
     if (count > 2 && !reader.TryNil() && !reader.ReadRaw(row.logprobs)) {
         return false;
     }
@@ -452,6 +457,14 @@ void WriteRow(Writer& writer, AuxFrames& aux, const RequestOutput& output, const
     writer.Array(18);
     writer.Str(output.request_id);
     writer.Ints(output.new_token_ids);
+    const bool plain = output.finish_reason == FinishReason::kNone && !output.logprobs &&
+                       !output.prompt_logprobs && !output.num_prompt_tokens && !output.num_cached_tokens &&
+                       std::holds_alternative<std::monostate>(output.stop_reason) &&
+                       (extras == nullptr || (extras->events.empty() && !extras->prefill));
+    if (plain) {
+        writer.Raw(kPlainTail);
+        return;
+    }
     if (output.logprobs) {
         WriteLogprobs(writer, aux, *output.logprobs, false);
     } else {
