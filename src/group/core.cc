@@ -92,6 +92,12 @@ int Severity(RankState state) noexcept {
     }
 }
 
+/// The calls that need every rank of a lockstep group at once.
+bool ChangesPause(AdminMethod method) noexcept {
+    return method == AdminMethod::kPause || method == AdminMethod::kSleep || method == AdminMethod::kResume ||
+           method == AdminMethod::kWakeUp;
+}
+
 std::uint32_t TokensOf(const wire::GenerateRequest& request) noexcept {
     return static_cast<std::uint32_t>(std::min<std::size_t>(request.prompt_token_ids.size(), 0x7fffffff));
 }
@@ -1169,11 +1175,38 @@ void GroupCore<P>::Tick(TimePoint now) {
 // ---- administration --------------------------------------------------------------------------------------
 
 template <class P>
+AdminGate GroupCore<P>::CheckAdmin(AdminMethod method) const noexcept
+    requires(P::kHasUtility)
+{
+    if constexpr (HasWaves<P>) {
+        if (lockstep_ && ChangesPause(method)) {
+            if (gate_taken_) {
+                return AdminGate::kBusy;
+            }
+            const bool starts = method == AdminMethod::kResume || method == AdminMethod::kWakeUp;
+            return starts && !waves_.paused() ? AdminGate::kNotPaused : AdminGate::kSend;
+        }
+    }
+    return AdminGate::kSend;
+}
+
+template <class P>
+void GroupCore<P>::FoundPaused(TimePoint now)
+    requires(P::kHasUtility)
+{
+    now_ = now;
+    if constexpr (HasWaves<P>) {
+        waves_.Pause();
+    }
+}
+
+template <class P>
 void GroupCore<P>::AdminBegins(AdminMethod method, TimePoint now)
     requires(P::kHasUtility)
 {
     now_ = now;
     ++admin_running_;
+    gate_taken_ = gate_taken_ || ChangesPause(method);
     if constexpr (HasWaves<P>) {
         if (method == AdminMethod::kPause || method == AdminMethod::kSleep) {
             waves_.Pause();
@@ -1189,6 +1222,9 @@ void GroupCore<P>::AdminEnded(AdminMethod method, bool ok, TimePoint now)
     if (admin_running_ == 0) {
         RG_BUG("administrative call ended twice");
         return;
+    }
+    if (ChangesPause(method)) {
+        gate_taken_ = false;
     }
     if (--admin_running_ == 0) {
         for (Rank& rank : ranks_) {

@@ -158,6 +158,13 @@ struct Action {
     const Error* error{nullptr};
 };
 
+enum class AdminGate : std::uint8_t {
+    kSend,
+    kBusy,       // another call of the kind is under way: refuse with a conflict
+    kNotPaused,  // nothing to resume as far as is known: ask is_scheduler_paused, FoundPaused if all say so,
+                 // else answer success
+};
+
 struct CoreCounters {
     std::uint64_t submitted{0};
     std::uint64_t finished{0};
@@ -222,6 +229,15 @@ class GroupCore {
     {
         return static_cast<std::int64_t>(++call_id_);
     }
+    /// Ask before AdminBegins. In lockstep, pause, sleep, resume and wake_up run one at a time, and a group
+    /// that is not paused must not be
+    /// resumed: a running rank has nothing to do then while a parked one waits for it in the barrier.
+    AdminGate CheckAdmin(AdminMethod method) const noexcept
+        requires(Protocol::kHasUtility);
+    /// Every rank says that it is paused (is_scheduler_paused), though this gateway did not ask for it: an
+    /// earlier one did.
+    void FoundPaused(TimePoint now)
+        requires(Protocol::kHasUtility);
     /// Around every administrative call that is fanned out to all ranks: before the first frame, and after
     /// the last answer.
     void AdminBegins(AdminMethod method, TimePoint now)
@@ -385,6 +401,7 @@ class GroupCore {
     [[no_unique_address]] typename Protocol::Waves waves_;
     std::uint64_t call_id_{0};
     std::int32_t admin_running_{0};
+    bool gate_taken_{false};  // lockstep: a pause, sleep, resume or wake_up is under way
     TimePoint now_{};
     TimePoint ticked_at_{};
     TimePoint progress_at_{};  // lockstep: tokens, loads or waves came, or a request was handed over

@@ -1126,6 +1126,26 @@ TEST(Waves, NoWakeWhilePausedAndOneAfterTheResume) {
     EXPECT_GT(d.wakes[0].second, 10u);
 }
 
+TEST(Waves, OnePauseOrResumeAtATimeAndNoResumeOfWhatIsNotPaused) {
+    Vllm d{2, {}, true};
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kResume), AdminGate::kNotPaused);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kWakeUp), AdminGate::kNotPaused);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kIsSleeping), AdminGate::kSend);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kPause), AdminGate::kSend);
+    d.core.AdminBegins(AdminMethod::kPause, d.now);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kResume), AdminGate::kBusy);
+    d.core.AdminEnded(AdminMethod::kPause, true, d.now);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kResume), AdminGate::kSend);
+    d.core.AdminBegins(AdminMethod::kResume, d.now);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kResume), AdminGate::kBusy);
+    d.core.AdminEnded(AdminMethod::kResume, true, d.now);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kResume), AdminGate::kNotPaused);
+    d.core.FoundPaused(d.now);
+    EXPECT_EQ(d.core.CheckAdmin(AdminMethod::kResume), AdminGate::kSend);
+    Vllm dense{2};
+    EXPECT_EQ(dense.core.CheckAdmin(AdminMethod::kResume), AdminGate::kSend);
+}
+
 TEST(Waves, AFailedPauseWakesRatherThanHangs) {
     Vllm d{2, {}, true};
     d.core.AdminBegins(AdminMethod::kPause, d.now);

@@ -27,17 +27,22 @@ struct ModelConfig {
     int ranks{3};
     int requests{4};
     EngineRules rules{2, true, false};
-    bool reports{false};          // outputs carry the rank's wave (stats are on)
-    bool long_requests{false};    // every other one takes two steps, so that waves outlive their first sync
-    bool pause{false};            // the operator pauses once, and resumes once all have answered
-    int pause_ranks{99};          // ... to only so many ranks (the wrong way)
-    bool resume_idle_one{false};  // ... resumes rank 0 alone, with nothing paused (the wrong way)
+    bool reports{false};        // outputs carry the rank's wave (stats are on)
+    bool long_requests{false};  // every other one takes two steps, so that waves outlive their first sync
+    bool pause{false};          // the operator pauses once, and resumes once all have answered
+    int pause_ranks{99};        // ... to only so many ranks (the wrong way)
+    int resume_unpaused{0};     // resumes the first so many ranks with nothing paused (always the wrong way)
     std::array<std::int64_t, 3> waves{};  // what the ranks hold when the gateway starts
     bool orphan{false};  // rank 0 is in the middle of an earlier gateway's request, the others with it
     /// A rank's unread output is at most this: without it a gateway that never reads one rank while it reads
     /// the other could go on for ever. The engines wait for it, so it can hide no hang: what is unread can
     /// always be read.
-    std::size_t out_cap{6};      // of 10
+    std::size_t out_cap{6};  // of 10
+    /// Leaves out orders that cannot matter, for the large searches (not with pauses). A parked rank reads
+    /// what it has at once: nobody else can touch it or move past it meanwhile. And a rank that waits in a
+    /// step may as well still be in front of it: reading on or not is free either way, and what it reads
+    /// there sends nothing.
+    bool reduce{false};
     bool check_progress{false};  // remembers the graph: small configurations only
     std::size_t max_states{60'000'000};
 };
@@ -70,6 +75,8 @@ class WaveModel {
     WaveModel(const ModelConfig& config, const Policy& policy) : config_{config}, policy_{policy} {}
 
     ModelResult Run() {
+        RG_CHECK(!config_.reduce ||
+                 (!config_.check_progress && !config_.pause && config_.resume_unpaused == 0));
         State start{policy_};
         start.to_submit = static_cast<std::uint8_t>(config_.requests);
         for (int r = 0; r < config_.ranks; ++r) {
@@ -217,7 +224,7 @@ class WaveModel {
             AddQueue(rank.in, base, h);
             AddQueue(rank.out, base, h);
             // The wrong pauses treat rank 0 differently: then ranks are not interchangeable.
-            if (config_.pause_ranks < config_.ranks || config_.resume_idle_one) {
+            if (config_.pause_ranks < config_.ranks || config_.resume_unpaused > 0) {
                 Add(h, static_cast<std::uint64_t>(r));
             }
             hashes[At(r)] = h;
@@ -326,6 +333,18 @@ class WaveModel {
     }
 
     void Expand(const State& s, std::vector<State>& out) {
+        if (config_.reduce) {
+            for (int r = 0; r < config_.ranks; ++r) {
+                const Rank& rank = s.ranks[At(r)];
+                if (rank.in.size > 0 && rank.engine.phase == EnginePhase::kTop &&
+                    !rank.engine.Runnable(rank.has_work())) {
+                    State n = s;
+                    Read(n, r);
+                    Next(std::move(n), 'R', r, out);
+                    return;
+                }
+            }
+        }
         if (config_.check_progress) {
             from_ = Id(Canonical(s));
             if (Done(s)) {
@@ -338,7 +357,8 @@ class WaveModel {
         bool all_resume = true;
         for (int r = 0; r < config_.ranks; ++r) {
             const Rank& rank = s.ranks[At(r)];
-            all_forward = all_forward && rank.engine.phase == EnginePhase::kForward;
+            all_forward = all_forward && (config_.reduce ? rank.engine.Runnable(rank.has_work())
+                                                         : rank.engine.phase == EnginePhase::kForward);
             all_sync = all_sync && rank.engine.phase == EnginePhase::kSync;
             all_resume = all_resume && rank.engine.phase == EnginePhase::kResume;
             if (s.to_submit > 0) {
@@ -364,7 +384,7 @@ class WaveModel {
                 Read(n, r);
                 Next(std::move(n), 'R', r, out);
             }
-            if (rank.engine.Runnable(rank.has_work())) {
+            if (!config_.reduce && rank.engine.Runnable(rank.has_work())) {
                 moved = true;
                 State n = s;
                 n.ranks[At(r)].engine.EnterForward();
@@ -391,10 +411,12 @@ class WaveModel {
             }
             Next(std::move(n), 'Q', 0, out);
         }
-        if (config_.resume_idle_one && s.pause == 0) {
+        if (config_.resume_unpaused > 0 && s.pause == 0) {
             State n = s;
             n.pause = 4;
-            n.ranks[0].in.Push({Message::kResume, 0});
+            for (int r = 0; r < config_.resume_unpaused; ++r) {
+                n.ranks[At(r)].in.Push({Message::kResume, 0});
+            }
             Next(std::move(n), 'Q', 0, out);
         }
         if ((all_forward || all_sync || all_resume) && HasRoom(s)) {
@@ -415,7 +437,7 @@ class WaveModel {
         for (int r = 0; r < config_.ranks; ++r) {
             const Rank& rank = s.ranks[At(r)];
             const std::size_t due =
-                rank.engine.phase == EnginePhase::kForward ? rank.work + rank.orphans + 0u : 2u;
+                rank.engine.phase == EnginePhase::kSync ? 2u : rank.work + rank.orphans + 0u;
             if (rank.out.size > 0 && rank.out.size + due > config_.out_cap) {
                 return false;
             }
