@@ -36,3 +36,10 @@ void operator delete(void* memory) noexcept {
 void operator delete(void* memory, std::size_t) noexcept {
     std::free(memory);
 }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+    rankgate::api::test::CountAllocation();
+    return std::malloc(size == 0 ? 1 : size);
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept {
+    std::free(memory);
+}

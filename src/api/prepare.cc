@@ -23,13 +23,18 @@ Error TooLongToTokenize(std::string_view field, std::size_t at_least, std::int64
                  std::string{field}, false};
 }
 
+// A text that is to be cut may be longer than the context, but not by any amount: it has to be tokenized
+// first.
+constexpr std::int64_t kMaxOverlength = 16;
+
 // A text that cannot fit whatever its tokens are is not worth tokenizing.
 Status CheckSize(std::string_view text, const ParsedRequest& request, const ModelInfo& model) {
     const std::size_t longest = std::max<std::size_t>(model.assets->tokenizer->table().max_token_bytes(), 1);
     const std::size_t at_least = text.size() / longest;
-    if (model.max_model_len > 0 && !request.truncate_prompt_tokens &&
-        at_least > static_cast<std::size_t>(model.max_model_len)) {
-        return TooLongToTokenize(PromptField(request), at_least, model.max_model_len);
+    const std::int64_t limit =
+        request.truncate_prompt_tokens ? model.max_model_len * kMaxOverlength : model.max_model_len;
+    if (model.max_model_len > 0 && at_least > static_cast<std::size_t>(limit)) {
+        return TooLongToTokenize(PromptField(request), at_least, limit);
     }
     return Status::Ok();
 }
@@ -166,8 +171,7 @@ Result<std::vector<TokenId>> PrepareTokenize(const TokenizeRequest& request, con
                                   "'chat_template' in a request is not allowed by this server.");
         }
         ParsedRequest chat = request.chat;
-        chat.truncate_prompt_tokens =
-            1;  // /tokenize counts texts of any length: no limit of the context applies
+        chat.truncate_prompt_tokens = 1;  // /tokenize counts texts that are longer than the context, too
         if (Status status = RenderChat(chat, model, ids); !status.ok()) {
             return status.error();
         }
