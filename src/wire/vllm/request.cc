@@ -683,6 +683,32 @@ bool ReadElement(Reader& reader, std::uint32_t index, DecodedAdd& out, std::stri
             bool on = false;
             return reader.TryNil() || reader.ReadBool(on);
         }
+        case 10: {  // prompt_is_token_ids
+            if (reader.TryNil()) {
+                return true;
+            }
+            std::uint32_t count = 0;
+            bool is_id = false;
+            bool read = reader.ReadArray(count);
+            for (std::uint32_t i = 0; i < count && read; ++i) {
+                read = reader.ReadBool(is_id);
+            }
+            return read;
+        }
+        case 16:    // external_req_id
+        case 20: {  // session_id
+            std::string ignored;
+            return reader.TryNil() || ReadText(reader, ignored);
+        }
+        case 18:    // reasoning_parser_kwargs
+        case 21: {  // kv_hints, whose protocol_version is required
+            if (reader.TryNil()) {
+                return true;
+            }
+            std::uint32_t pairs = 0;
+            return reader.ReadMap(pairs) && (index == 18 || pairs > 0 || reader.Reject(at)) &&
+                   reader.Skip(std::uint64_t{2} * pairs);
+        }
         default:
             return reader.Skip();
     }

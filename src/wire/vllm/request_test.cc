@@ -180,6 +180,11 @@ std::vector<Bad> BadRequests() {
     element(12, "current_wave", nil);
     element(13, "priority", real);
     element(14, "trace_headers", text);
+    element(10, "prompt_is_token_ids", integer);
+    element(16, "external_req_id", integer);
+    element(17, "reasoning_ended", integer);
+    element(18, "reasoning_parser_kwargs", integer);
+    element(20, "session_id", integer);
     element(15, "resumable", nil);
     element(15, "resumable", yes);
     element(19, "abort_immediately", integer);
@@ -239,6 +244,24 @@ TEST(VllmRequest, EveryMistakeIsNamedAndLeavesTheRequestAnswerable) {
             EXPECT_EQ(add.request.client_index, 4) << bad.param << ": read behind the mistake";
         }
     }
+}
+
+TEST(VllmRequest, KvHintsMustBeAMapThatSaysSomething) {
+    EXPECT_FALSE(Decode(AddWith(
+                            21, [](Writer& w) { w.Map(0); }, 22))
+                     .status.ok());
+    EXPECT_FALSE(Decode(AddWith(
+                            21, [](Writer& w) { w.Int(1); }, 22))
+                     .status.ok());
+    EXPECT_TRUE(Decode(AddWith(
+                           21,
+                           [](Writer& w) {
+                               w.Map(1);
+                               w.Str("protocol_version");
+                               w.Int(1);
+                           },
+                           22))
+                    .status.ok());
 }
 
 TEST(VllmRequest, AnUnreadableIdLeavesNothingToAnswer) {
