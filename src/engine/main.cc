@@ -76,6 +76,7 @@ struct Options {
 };
 
 void Describe(CLI::App& app, Options& o) {
+    app.option_defaults()->take_last();  // a launcher's flag, then the user's
     app.description("One engine rank that dials a gateway (or any vLLM / TokenSpeed frontend).");
     app.add_option("model", o.model, "GGUF file (runner llama); for sim and script only a name")->required();
     app.add_option("--wire", o.wire, "Dialect of the frontend")->check(CLI::IsMember({"vllm", "tokenspeed"}))->capture_default_str();

@@ -26,6 +26,8 @@ constexpr std::uint64_t kSoftQueueBytes = 4U << 20;
 /// A frontend that read nothing for so long holds nobody up any more; its outputs then queue to the link's bound.
 constexpr Duration kBehindPatience = std::chrono::seconds(2);
 constexpr Duration kBehindPoll = std::chrono::milliseconds(1);
+/// A scripted death comes after what was said before it, if that leaves within this time: tests want exact token counts.
+constexpr Duration kDeathDelay = std::chrono::milliseconds(500);
 /// Claimed towards frontends that look at the version: the wire we speak is that of this release.
 constexpr const char* kVllmVersion = "0.32.0+rankgate";
 constexpr const char* kTokenSpeedVersion = "tokenspeed-0.1.1+rankgate";
@@ -202,6 +204,16 @@ bool Rank::FrontendsAreBehind() {
     return behind;
 }
 
+void Rank::LetOutputsLeave() {
+    const TimePoint limit = clock_.Now() + kDeathDelay;
+    for (std::size_t i = 0; i < backlogs_.size(); ++i) {
+        while (link_->queued_bytes(static_cast<std::int32_t>(i)) > 0 && clock_.Now() < limit) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // small messages sit in libzmq's own buffer a moment longer
+}
+
 bool Rank::ApplyFaults() {
     FaultSource* faults = runner_.faults();
     Fault fault;
@@ -209,9 +221,11 @@ bool Rank::ApplyFaults() {
         LogWarning("engine_fault_injected", {{"kind", static_cast<int>(fault.kind)}, {"number", fault.number}});
         switch (fault.kind) {
             case Fault::Kind::kDie:
+                LetOutputsLeave();
                 ::kill(::getpid(), fault.number > 0 ? static_cast<int>(fault.number) : SIGKILL);
                 break;
             case Fault::Kind::kExit:
+                LetOutputsLeave();
                 ::_exit(static_cast<int>(fault.number));
             case Fault::Kind::kLastWords:
                 link_->SendDead();

@@ -70,6 +70,7 @@ class Rank {
     void CheckClients();
     /// A connected frontend is behind by more than kSoftQueueBytes and still reading: the step can wait for it.
     bool FrontendsAreBehind();
+    void LetOutputsLeave();
     /// True when the rank shall leave now with `exit_code_`.
     bool ApplyFaults();
 
