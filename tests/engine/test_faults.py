@@ -87,6 +87,7 @@ def test_dies_with_and_without_last_words(make_vllm):
     killed.add("r", max_tokens=5)
     assert script.process.wait(10) == -9
     assert killed.pump(5, lambda: killed.disconnected("input") and killed.disconnected("output"))
+    killed.pump(1, lambda: len(killed.tokens("r")) == 2)
     assert killed.tokens("r") == [1, 2] and killed.dead == 0
 
     worded = make_vllm()
