@@ -666,6 +666,23 @@ TEST_F(GroupActorTest, ARestartedGatewayReattachesToRunningEnginesWithoutAHandsh
     ASSERT_TRUE(WaitState(0, RankState::kDead, seconds(2)));
 }
 
+TEST_F(GroupActorTest, ReattachesToAnEngineThatIsTooBusyToAnswer) {
+    GroupActorOptions options = Options(1);
+    options.link.socket_dir = Root();
+    Start(options);
+    AddProcess(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey warm = client().Submit(1);
+    ASSERT_TRUE(client().WaitEnd(warm));
+    options.link.handshake_address = actor_->handshake_address();
+    actor_.reset();
+    processes_[0]->Signal(SIGUSR1);  // computes from now on, and answers nothing
+    const auto restarted = SteadyNow::now();
+    Start(options);
+    ASSERT_TRUE(WaitLive(1, seconds(10)));
+    EXPECT_LT(SteadyNow::now() - restarted, seconds(3));
+}
+
 TEST_F(GroupActorTest, RequestsOfADeadGatewayAreStoppedByTheNextOne) {
     GroupActorOptions options = Options(1);
     options.link.socket_dir = Root();

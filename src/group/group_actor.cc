@@ -35,6 +35,9 @@ constexpr std::uint8_t kTypeUtility = 3;
 /// A hand-over in the middle of a turn, so that one batch stays in cache and the first shard starts early.
 constexpr std::size_t kMaxTokensPerHandOver = 8192;
 constexpr Duration kSnapshotEvery = std::chrono::milliseconds(250);
+/// An output connection of unknown owner that closed this long ago still counts as the other half of a lost
+/// input.
+constexpr Duration kAnonymousLossCounts = std::chrono::seconds(1);
 constexpr Duration kSilenceBeforeHint = std::chrono::milliseconds(400);
 
 /// vLLM's wire for this actor: encoders, the decoded message, and what only it has.
@@ -557,7 +560,12 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             OnUndecodable(connection_rank, decoded.error().message);
             return -1;
         }
-        const std::int32_t rank = message_.engine_index - options_.link.base_index;
+        std::int32_t rank = message_.engine_index - options_.link.base_index;
+        if constexpr (!Protocol::kHasUtility) {
+            if (!message_.names_rank && size_ == 1) {
+                rank = 0;  // older engines do not say; there is only one it can be
+            }
+        }
         EngineStep step;
         step.rank = rank;
         step.outputs = message_.rows;
@@ -629,6 +637,10 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
     }
 
     void OnPeerLost(std::int32_t rank, PeerLoss loss) override {
+        if (rank < 0) {
+            anonymous_loss_ = now_;
+            return;
+        }
         RankState& state = At(rank);
         switch (loss) {
             case PeerLoss::kProcessGone:
@@ -660,6 +672,10 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             state.loss_since.reset();
             if (link_->ProcessGone(rank)) {
                 Lose(rank, LossKind::kDead, "its process ended", false);
+            } else if (state.input_lost && anonymous_loss_ &&
+                       now_ - *anonymous_loss_ < kAnonymousLossCounts && !link_->output_connected(rank)) {
+                anonymous_loss_.reset();
+                Lose(rank, LossKind::kDead, "both its connections closed", true);
             } else if (state.input_lost) {
                 Lose(rank, LossKind::kDeaf, "its input connection closed", true);
             } else {
@@ -1018,6 +1034,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
 
     std::vector<PendingAdmin> admins_;
     bool admins_due_{false};
+    std::optional<TimePoint> anonymous_loss_;
 
     std::uint64_t decode_errors_{0};
     std::uint64_t late_logged_{0};

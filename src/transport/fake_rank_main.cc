@@ -28,8 +28,16 @@ int main(int argc, char** argv) {
     options.step_time = std::chrono::microseconds(std::atoll(argv[5]));
     options.instance_id = "pid-" + std::to_string(::getpid());
     options.record = false;
+    // Blocked before the rank's threads start, so that only sigwait below sees them.
+    sigset_t signals;
+    ::sigemptyset(&signals);
+    ::sigaddset(&signals, SIGUSR1);
+    ::sigaddset(&signals, SIGUSR2);
+    ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     FakeRank rank{options};
     for (;;) {
-        ::pause();
+        int signal = 0;
+        ::sigwait(&signals, &signal);
+        rank.Freeze(signal == SIGUSR1);
     }
 }

@@ -231,7 +231,7 @@ class ZmqFrontendLink final : public FrontendLink {
         RankLink& link = ranks_[static_cast<std::size_t>(rank)];
         const bool known = handshake_->step(rank) >= FrontendHandshake::Step::kRegistered;
         if (known && may_return) {
-            candidates_[rank] = handshake_->facts(rank);
+            candidates_[rank] = FactsOf(rank);
             link.output_seen = false;
             probe_fast_until_ = now_ + kProbeFastFor;
             next_probe_ = now_ + kProbeEvery;
@@ -262,6 +262,10 @@ class ZmqFrontendLink final : public FrontendLink {
         return ::poll(&item, 1, 0) == 1;
     }
 
+    bool output_connected(std::int32_t rank) const override {
+        return ranks_[static_cast<std::size_t>(rank)].fd[kOutput] >= 0;
+    }
+
     bool input_connected(std::int32_t rank) const override {
         return ranks_[static_cast<std::size_t>(rank)].fd[kInput] >= 0;
     }
@@ -280,6 +284,10 @@ class ZmqFrontendLink final : public FrontendLink {
         bool output_seen{false};
         bool probe_sent{false};
     };
+    static constexpr std::int32_t kUnknown = -1;
+    /// A connection of an engine that another one has replaced: its end is no news.
+    static constexpr std::int32_t kReplaced = -2;
+
     struct Connection {
         int fd;
         std::int32_t pid;
@@ -448,13 +456,19 @@ class ZmqFrontendLink final : public FrontendLink {
         facts.ranks = candidates_;
         for (std::int32_t rank = 0; rank < options_.size; ++rank) {
             if (handshake_->step(rank) >= FrontendHandshake::Step::kRegistered) {
-                facts.ranks[rank] = handshake_->facts(rank);
+                facts.ranks[rank] = FactsOf(rank);
             }
         }
         if (const Status saved = dir_.Save(facts); !saved.ok()) {
             LogWarning("facts_not_saved",
                        {{"group", options_.group}, {"reason", std::string_view{saved.error().message}}});
         }
+    }
+
+    RankFacts FactsOf(std::int32_t rank) const {
+        RankFacts facts = handshake_->facts(rank);
+        facts.pid = ranks_[static_cast<std::size_t>(rank)].pid;
+        return facts;
     }
 
     // ---- connections ----
@@ -500,6 +514,22 @@ class ZmqFrontendLink final : public FrontendLink {
         }
     }
 
+    /// A new engine greets as `rank`: whatever connections the old one still has are no longer the rank's.
+    void Detach(std::int32_t rank) {
+        RankLink& link = ranks_[static_cast<std::size_t>(rank)];
+        for (std::size_t plane : {std::size_t{kInput}, std::size_t{kOutput}}) {
+            for (Connection& connection : connections_[plane]) {
+                if (connection.rank == rank) {
+                    connection.rank = kReplaced;
+                }
+            }
+            link.fd[plane] = -1;
+        }
+        link.output_seen = false;
+        link.wedged = false;
+        DropPid(link);
+    }
+
     void AdoptPid(std::int32_t rank, std::int32_t pid) {
         RankLink& link = ranks_[static_cast<std::size_t>(rank)];
         if (link.pid != pid) {
@@ -529,7 +559,7 @@ class ZmqFrontendLink final : public FrontendLink {
     void AttributeByPid() {
         for (std::size_t plane : {std::size_t{kInput}, std::size_t{kOutput}}) {
             for (Connection& connection : connections_[plane]) {
-                if (connection.rank >= 0 || connection.pid == 0) {
+                if (connection.rank != kUnknown || connection.pid == 0) {
                     continue;
                 }
                 std::int32_t found = -1;
@@ -601,14 +631,19 @@ class ZmqFrontendLink final : public FrontendLink {
 
     void OnDisconnected(std::size_t plane, const Deferred& item, Handler& handler) {
         std::int32_t rank = item.rank;
+        std::int32_t pid = 0;
         auto& table = connections_[plane];
         const auto at = std::find_if(table.begin(), table.end(),
                                      [&](const Connection& c) { return c.fd == item.event.value; });
         if (at != table.end()) {
-            if (rank < 0) {
+            if (rank == kUnknown) {
                 rank = at->rank;
             }
+            pid = at->pid;
             table.erase(at);
+        }
+        if (rank == kReplaced) {
+            return;
         }
         if (rank < 0 && plane == kOutput) {
             rank = OnlyRankWithoutOutput();
@@ -616,12 +651,17 @@ class ZmqFrontendLink final : public FrontendLink {
         if (rank < 0) {
             if (plane == kInput) {
                 FindUnreachable(handler);
+            } else if (plane == kOutput) {
+                handler.OnPeerLost(-1, PeerLoss::kOutputClosed);
             }
             return;
         }
         RankLink& link = ranks_[static_cast<std::size_t>(rank)];
         if (link.fd[plane] != item.event.value && link.fd[plane] >= 0) {
             return;  // it has a newer connection
+        }
+        if (plane != kHandshake && pid != 0 && link.pid != 0 && pid != link.pid) {
+            return;  // the engine that it replaced
         }
         link.fd[plane] = -1;
         switch (plane) {
@@ -641,7 +681,7 @@ class ZmqFrontendLink final : public FrontendLink {
     /// connection is left for it.
     std::int32_t OnlyRankWithoutOutput() const {
         for (const Connection& connection : connections_[kOutput]) {
-            if (connection.rank < 0) {
+            if (connection.rank == kUnknown) {
                 return -1;
             }
         }
@@ -772,11 +812,11 @@ class ZmqFrontendLink final : public FrontendLink {
             return -1;
         }
         if (const Connection* connection = Find(kOutput, fd); connection != nullptr) {
-            return connection->rank;
+            return std::max(connection->rank, kUnknown);
         }
         Note(kOutput, fd);
         AttributeByPid();
-        return Find(kOutput, fd)->rank;
+        return std::max(Find(kOutput, fd)->rank, kUnknown);
     }
 
     // ---- handshake and re-attach ----
@@ -794,6 +834,7 @@ class ZmqFrontendLink final : public FrontendLink {
         switch (event.kind) {
             case Kind::kGreeted:
                 candidates_.erase(event.rank);
+                Detach(event.rank);
                 LogInfo("rank_greeted", {{"group", options_.group}, {"rank", event.rank}});
                 handler.OnProgress(event.rank, FrontendHandshake::Step::kGreeted, {});
                 break;
@@ -833,6 +874,13 @@ class ZmqFrontendLink final : public FrontendLink {
                                       {"reattached", reattached}});
                 SaveFacts();
                 handler.OnLive(event.rank, facts, reattached);
+                if (options_.dialect == Dialect::kVllm &&
+                    ranks_[static_cast<std::size_t>(event.rank)].fd[kOutput] < 0) {
+                    // Peer credentials do not say which output connection is its own; its answer will.
+                    std::uint8_t type = 0;
+                    const std::string_view payload = handler.ProbePayload(event.rank, type);
+                    (void)Send(event.rank, type, payload, Urgency::kControl, {});
+                }
                 break;
             }
             case Kind::kRefused:
@@ -850,6 +898,21 @@ class ZmqFrontendLink final : public FrontendLink {
         }
     }
 
+    bool BothConnected(std::int32_t rank, std::int32_t pid) {
+        if (pid == 0) {
+            return false;
+        }
+        for (std::size_t plane : {std::size_t{kInput}, std::size_t{kOutput}}) {
+            const auto& table = connections_[plane];
+            if (std::none_of(table.begin(), table.end(),
+                             [pid](const Connection& c) { return c.pid == pid; })) {
+                return false;
+            }
+        }
+        AdoptPid(rank, pid);
+        return true;
+    }
+
     /// Who of those we know from before is connected? ROUTER takes a message only for a peer that is there.
     void Probe(Handler& handler) {
         next_probe_ = now_ + (now_ < probe_fast_until_ ? kProbeEvery : kProbeSlowly);
@@ -862,7 +925,9 @@ class ZmqFrontendLink final : public FrontendLink {
             std::uint8_t type = 0;
             const std::string_view payload = handler.ProbePayload(rank, type);
             const Status sent = Send(rank, type, payload, Urgency::kControl, {});
-            if (sent.ok() && (link.output_seen || (link.fd[kOutput] >= 0 && link.pid != 0) ||
+            // A busy engine does not answer for minutes: then its process tells us that both connections are
+            // back.
+            if (sent.ok() && (link.output_seen || BothConnected(rank, facts.pid) ||
                               (options_.dialect == Dialect::kTokenSpeed && !connections_[kOutput].empty()))) {
                 back.push_back(rank);
             }

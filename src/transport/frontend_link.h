@@ -72,6 +72,7 @@ class FrontendLink {
         /// `connection_rank`: who it is known to come from, or -1.
         virtual std::int32_t OnOutput(std::span<const std::string_view> frames,
                                       std::int32_t connection_rank) = 0;
+        /// Rank -1 with kOutputClosed: an output connection closed that never showed whose it was.
         virtual void OnPeerLost(std::int32_t rank, PeerLoss loss) = 0;
         /// A harmless control message for `rank` (utility ping; empty ABORT), sent to find out who is
         /// connected. The view must live until the next call.
@@ -115,7 +116,9 @@ class FrontendLink {
     virtual std::int32_t pid(std::int32_t rank) const = 0;
     /// True if the process is known to be gone right now (asks the kernel).
     virtual bool ProcessGone(std::int32_t rank) const = 0;
+    /// Its connection is there and known to be its own.
     virtual bool input_connected(std::int32_t rank) const = 0;
+    virtual bool output_connected(std::int32_t rank) const = 0;
 
     static constexpr std::size_t kMaxOutputsPerPoll = 64;
     static constexpr std::size_t kMaxControlPerPoll = 256;

@@ -31,6 +31,9 @@ struct RankFacts {
     std::string raw;
     wire::ReadyResponse ready;
     std::string parallel_config_hash;  // from READY; lockstep ranks only
+    /// Its process, 0 = not known. Filled in by the link; what lets a restarted gateway recognise a busy
+    /// engine's connections.
+    std::int32_t pid{0};
 };
 
 /// Reads a ready response and refuses what the frontend cannot serve: a vLLM before 0.26, the other dialect.

@@ -19,7 +19,7 @@
 namespace rankgate::transport {
 namespace {
 
-constexpr std::string_view kMagic = "rankgate-facts 1";
+constexpr std::string_view kMagic = "rankgate-facts 2";
 constexpr std::int32_t kMaxRanks = 65536;
 
 Error Refuse(std::string text) {
@@ -127,7 +127,7 @@ std::string SerialiseFacts(const LinkFacts& facts) {
            ToHex(facts.input) + "\noutput " + ToHex(facts.output) + "\n";
     for (const auto& [rank, known] : facts.ranks) {
         out += "rank " + std::to_string(rank) + " " + ToHex(known.raw) + " " +
-               ToHex(known.parallel_config_hash) + "\n";
+               ToHex(known.parallel_config_hash) + " " + std::to_string(known.pid) + "\n";
     }
     out += "end\n";
     return out;
@@ -184,19 +184,23 @@ Result<LinkFacts> ParseFacts(std::string_view text, Dialect dialect) {
         } else if (key == "rank") {
             const std::size_t second = value.find(' ');
             const std::size_t third = second == std::string_view::npos ? second : value.find(' ', second + 1);
+            const std::size_t fourth = third == std::string_view::npos ? third : value.find(' ', third + 1);
             std::int32_t rank = 0;
+            std::int32_t pid = 0;
             std::string raw;
             std::string hash;
-            fine = third != std::string_view::npos &&
+            fine = fourth != std::string_view::npos &&
                    ParseInt(value.substr(0, second), 0, kMaxRanks - 1, rank) && rank < facts.size &&
                    FromHex(value.substr(second + 1, third - second - 1), raw) &&
-                   FromHex(value.substr(third + 1), hash);
+                   FromHex(value.substr(third + 1, fourth - third - 1), hash) &&
+                   ParseInt(value.substr(fourth + 1), 0, INT32_MAX, pid);
             if (fine) {
                 auto known = ParseReadyResponse(raw, dialect);
                 if (!known.ok()) {
                     return bad("rank " + std::to_string(rank) + ": " + known.error().message);
                 }
                 known->parallel_config_hash = hash;
+                known->pid = pid;
                 facts.ranks[rank] = std::move(*known);
             }
         } else {

@@ -141,6 +141,7 @@ LinkFacts SomeFacts() {
     ready.vllm_version = "0.32.0";
     wire::EncodeReadyResponse(ready, Dialect::kVllm, facts.ranks[1].raw);
     facts.ranks[1].parallel_config_hash = "abc";
+    facts.ranks[1].pid = 4711;
     return facts;
 }
 
@@ -162,6 +163,7 @@ TEST_F(SocketDirTest, FactsSurviveARoundTrip) {
     ASSERT_EQ((*facts)->ranks.size(), 1U);
     EXPECT_EQ((*facts)->ranks.at(1).ready.max_model_len, 77);
     EXPECT_EQ((*facts)->ranks.at(1).parallel_config_hash, "abc");
+    EXPECT_EQ((*facts)->ranks.at(1).pid, 4711);
 }
 
 TEST_F(SocketDirTest, DamagedFactsAreAnErrorAndNeverHalfRead) {
@@ -171,9 +173,9 @@ TEST_F(SocketDirTest, DamagedFactsAreAnErrorAndNeverHalfRead) {
         EXPECT_FALSE(ParseFacts(std::string_view{text}.substr(0, cut), Dialect::kVllm).ok()) << cut;
     }
     EXPECT_FALSE(ParseFacts(text + "more\n", Dialect::kVllm).ok());
-    EXPECT_FALSE(ParseFacts("rankgate-facts 1\nsize 99999999\nend\n", Dialect::kVllm).ok());
-    EXPECT_FALSE(ParseFacts("rankgate-facts 1\nsize 1\nrank 5 00 -\nend\n", Dialect::kVllm).ok());
-    EXPECT_FALSE(ParseFacts("rankgate-facts 1\nsize 1\nrank 0 zz -\nend\n", Dialect::kVllm).ok());
+    EXPECT_FALSE(ParseFacts("rankgate-facts 2\nsize 99999999\nend\n", Dialect::kVllm).ok());
+    EXPECT_FALSE(ParseFacts("rankgate-facts 2\nsize 1\nrank 5 00 - 0\nend\n", Dialect::kVllm).ok());
+    EXPECT_FALSE(ParseFacts("rankgate-facts 2\nsize 1\nrank 0 zz - 0\nend\n", Dialect::kVllm).ok());
 }
 
 TEST_F(SocketDirTest, FactsThatOthersCouldHaveWrittenAreNotTrusted) {
