@@ -127,9 +127,10 @@ void Session::Fail(const Failure& failure, bool here) noexcept {
     }
     Board& b = board();
     const auto message = Encode(MessageType::kFail, failure);
-    if (!b.failed() && !leader_ && !shared_board() && !here) {
-        // Rank 0 decides which cause was the first; its FAIL comes back to everybody, us included.
-        if (Peer* peer = FindPeer(0); peer != nullptr && Send(*peer, message)) {
+    if (!b.failed() && !leader_ && !shared_board()) {
+        // Rank 0 decides which cause was the first; its FAIL comes back to everybody, us included. A rank 0 that cannot answer now
+        // (stopped) still finds our FAIL in front of our closed socket.
+        if (Peer* peer = FindPeer(0); peer != nullptr && Send(*peer, message) && !here) {
             Budget budget{kVerdict};
             std::unique_lock state{state_mutex_};
             while (!b.failed() && !budget.Spend()) {
