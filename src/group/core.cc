@@ -416,11 +416,12 @@ double GroupCore<P>::ScoreOf(const Rank& rank) const noexcept {
         }
         score += waiting * 6.0 * std::max(0.0, std::min(kv, 1.0) - 0.5);
     }
-    // Whole engine steps of prompt that stand before the newcomer. A report counts such a request as one,
-    // whatever its length; prompts below one step add nothing, so that equal scores stay equal and spread.
+    // Prompt that stands before the newcomer, in engine steps of this rank. A report counts such a request as
+    // one, whatever its length. Usual prompts are a small fraction of a step: they only decide between ranks
+    // that are equal otherwise.
     const std::int64_t unit =
         rank.facts.max_num_batched_tokens > 0 ? rank.facts.max_num_batched_tokens : kDefaultStepTokens;
-    return score + static_cast<double>(rank.prefill_tokens / unit);
+    return score + static_cast<double>(rank.prefill_tokens) / static_cast<double>(unit);
 }
 
 template <class P>

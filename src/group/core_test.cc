@@ -282,7 +282,7 @@ TEST(RankChoice, ARankThatNeverReportsIsNeitherStarvedNorFlooded) {
 
 TEST(RankChoice, ScoreIsTheFormula) {
     Vllm d{2};
-    d.Submit(8, 0);
+    d.Token(d.Submit(8, 0));          // its prompt is through: only the formula is left
     EXPECT_EQ(d.core.Score(0), 1.0);  // never reported: own in-flight alone
     d.Report(0, 3, 4, 0.75);
     EXPECT_DOUBLE_EQ(d.core.Score(0), 7.0 + 4 * 6 * 0.25);
@@ -300,7 +300,7 @@ TEST(RankChoice, ScoreIsTheFormula) {
 
 TEST(RankChoice, ZeroTotalPagesMeanUnknownNotEmptyAndNotFull) {
     TokenSpeed d{1};
-    d.Submit();
+    d.Token(d.Submit());
     wire::LoadSnapshot load;
     load.num_running = 2;
     load.num_waiting = 2;
@@ -365,11 +365,11 @@ TEST(RankChoice, AGroupWhoseEveryLastWordWasFullStillServes) {
     EXPECT_EQ(Counts(d, 2), (std::vector<int>{2, 2}));
 }
 
-TEST(RankChoice, WholeStepsOfPromptBeforeTheNewcomerCount) {
+TEST(RankChoice, PromptBeforeTheNewcomerCountsInEngineSteps) {
     Vllm d{2};
     const StreamKey heavy = d.Submit(50'000);
     const std::int32_t rank = d.Of(heavy).rank;
-    EXPECT_EQ(d.core.Score(rank), 1.0 + 50'000 / 8192);
+    EXPECT_DOUBLE_EQ(d.core.Score(rank), 1.0 + 50'000 / 8192.0);
     for (int i = 0; i < 4; ++i) {
         EXPECT_NE(d.Of(d.Submit()).rank, rank);
     }
@@ -379,7 +379,7 @@ TEST(RankChoice, WholeStepsOfPromptBeforeTheNewcomerCount) {
 
 TEST(RankChoice, AFresherMailboxBeatsAnOlderReportAndTheOtherWayRound) {
     Vllm d{1};
-    d.Submit();
+    d.Token(d.Submit());
     d.Report(0, 9, 0);
     wire::LoadSnapshot page;
     page.num_running = 4;

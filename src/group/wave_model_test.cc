@@ -229,7 +229,7 @@ TEST(WaveClockModel, ThreeRanksWithRequestsOfTwoLengthsNeverHang) {
 
 TEST(WaveClockModel, ThreeRanksThatStartAloneNeverHang) {
     ModelConfig config;
-    config.requests = kFull ? 3 : 1;
+    config.requests = kFull ? 2 : 1;
     config.rules = StartsAlone();
     ExpectNoHang(config);
 }
