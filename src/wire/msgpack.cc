@@ -95,7 +95,7 @@ bool Reader::ReadIntSlow(std::int64_t& value) noexcept {
         return true;
     }
     if (head >= 0xe0) {
-        value = static_cast<std::int8_t>(head);
+        value = std::int64_t{head} - 256;
         ++at_;
         return true;
     }
@@ -127,7 +127,8 @@ bool Reader::ReadIntSlow(std::int64_t& value) noexcept {
             break;
         }
         case 0xd0:
-            value = static_cast<std::int8_t>(*body);
+            value = std::int64_t{static_cast<std::uint8_t>(*body)};
+            value -= value < 0x80 ? 0 : 256;
             break;
         case 0xd1:
             value = static_cast<std::int16_t>(LoadBig<std::uint16_t>(body));

@@ -99,6 +99,42 @@ TEST(MsgpackReader, TakesEverySpellingOfAnInteger) {
     }
 }
 
+TEST(MsgpackReader, ReadsWhatTheWriterWroteAtEveryEdge) {
+    for (const std::int64_t value : {std::int64_t{0},
+                                     std::int64_t{-1},
+                                     std::int64_t{-32},
+                                     std::int64_t{-33},
+                                     std::int64_t{-127},
+                                     std::int64_t{-128},
+                                     std::int64_t{-129},
+                                     std::int64_t{127},
+                                     std::int64_t{128},
+                                     std::int64_t{32767},
+                                     std::int64_t{-32768},
+                                     std::int64_t{-32769},
+                                     std::int64_t{65535},
+                                     std::int64_t{65536},
+                                     std::int64_t{INT32_MIN},
+                                     std::int64_t{INT32_MIN} - 1,
+                                     std::int64_t{UINT32_MAX},
+                                     std::int64_t{UINT32_MAX} + 1,
+                                     INT64_MIN,
+                                     INT64_MAX}) {
+        std::string bytes;
+        Writer{bytes}.Int(value);
+        Reader reader{bytes};
+        std::int64_t back = 0;
+        EXPECT_TRUE(reader.ReadInt(back));
+        EXPECT_EQ(back, value);
+        EXPECT_TRUE(reader.Done());
+    }
+    const std::string wide_spelling = FromHex("d0ff");
+    Reader reader{wide_spelling};
+    std::int64_t back = 0;
+    EXPECT_TRUE(reader.ReadInt(back));
+    EXPECT_EQ(back, -1);
+}
+
 TEST(MsgpackReader, KeepsIntegersAboveInt64ForUnsignedReadersOnly) {
     const std::string bytes = FromHex("cfffffffffffffffff");
     Reader reader{bytes};

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/check.h"
 #include "wire/fields.h"
 #include "wire/msgpack.h"
 
@@ -420,6 +421,9 @@ std::string_view BytesOf(const std::vector<T>& values) {
 void WriteLogprobs(Writer& writer, AuxFrames& aux, const Logprobs& logprobs, bool prompt) {
     const std::int64_t positions = logprobs.positions;
     const std::int64_t width = logprobs.width;
+    RG_DCHECK(logprobs.token_ids.size() == static_cast<std::size_t>(positions * width));
+    RG_DCHECK(logprobs.logprobs.size() == logprobs.token_ids.size());
+    RG_DCHECK(logprobs.ranks.size() == static_cast<std::size_t>(positions));
     writer.Array(prompt ? 5 : 4);
     WriteTensor(writer, aux, prompt ? "int32" : "<i4", {positions, width}, BytesOf(logprobs.token_ids));
     WriteTensor(writer, aux, prompt ? "float32" : "<f4", {positions, width}, BytesOf(logprobs.logprobs));
