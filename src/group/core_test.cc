@@ -389,7 +389,10 @@ TEST(RankChoice, AFresherMailboxBeatsAnOlderReportAndTheOtherWayRound) {
     EXPECT_EQ(d.core.Score(0), 4.0);
     EXPECT_EQ(d.core.MakeSnapshot(d.now).ranks[0].load_source, "mailbox");
     d.Report(0, 6, 0);
-    EXPECT_EQ(d.core.Score(0), 6.0);
+    EXPECT_EQ(d.core.Score(0), 4.0) << "the page is fresh";
+    d.now += seconds{1};
+    d.Report(0, 6, 0);
+    EXPECT_EQ(d.core.Score(0), 6.0) << "its writer has stopped";
     const GroupSnapshot snapshot = d.core.MakeSnapshot(d.now + seconds{3});
     EXPECT_EQ(snapshot.ranks[0].load_source, "report");
     EXPECT_DOUBLE_EQ(snapshot.ranks[0].load_age_seconds, 3.0);

@@ -405,6 +405,7 @@ class Simulation {
         StepBegin(r);
         if (knowledge_ == Knowledge::kMailbox) {
             rank.sampled = rank.Sample();  // the scheduler publishes after planning too
+            rank.sampled_at = now_ + Duration{1};
         }
     }
 
