@@ -10,7 +10,7 @@
 namespace rankgate::group {
 namespace {
 
-int Run(std::vector<std::string> args) {
+int RunSim(std::vector<std::string> args) {
     args.insert(args.begin(), "sim");
     std::vector<char*> argv;
     for (std::string& arg : args) {
@@ -20,15 +20,15 @@ int Run(std::vector<std::string> args) {
 }
 
 TEST(Sim, RunsEveryTrace) {
-    EXPECT_EQ(Run({"--seconds", "2", "--seeds", "1", "--ranks", "2"}), 0);
+    EXPECT_EQ(RunSim({"--seconds", "2", "--seeds", "1", "--ranks", "2"}), 0);
 }
 
 TEST(Sim, IsDeterministic) {
     testing::internal::CaptureStdout();
-    Run({"--seconds", "3", "--seeds", "1", "--trace", "shared"});
+    RunSim({"--seconds", "3", "--seeds", "1", "--trace", "shared"});
     const std::string first = testing::internal::GetCapturedStdout();
     testing::internal::CaptureStdout();
-    Run({"--seconds", "3", "--seeds", "1", "--trace", "shared"});
+    RunSim({"--seconds", "3", "--seeds", "1", "--trace", "shared"});
     EXPECT_EQ(testing::internal::GetCapturedStdout(), first);
     EXPECT_NE(first.find("| shared | oracle |"), std::string::npos);
 }
@@ -42,7 +42,7 @@ TEST(Sim, RefusesWhatItDoesNotKnowByName) {
                                                                                      {"--what", "1"},
                                                                                      {"--seconds", "1x"}}) {
         testing::internal::CaptureStderr();
-        EXPECT_EQ(Run(bad), 2);
+        EXPECT_EQ(RunSim(bad), 2);
         EXPECT_NE(testing::internal::GetCapturedStderr().find(bad[0]), std::string::npos);
     }
 }
