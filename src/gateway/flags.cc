@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gateway/flags.h"
 
+#include <toml++/toml.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 #include <map>
-#include <toml++/toml.h>
 
 #include "gateway/gateway.h"
 
 namespace rankgate::gateway {
 namespace {
 
-const std::map<std::string, LogLevel> kLogLevels{
-    {"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning}, {"error", LogLevel::kError}};
+const std::map<std::string, LogLevel> kLogLevels{{"debug", LogLevel::kDebug},
+                                                 {"info", LogLevel::kInfo},
+                                                 {"warning", LogLevel::kWarning},
+                                                 {"error", LogLevel::kError}};
 const std::map<std::string, LogFormat> kLogFormats{{"text", LogFormat::kText}, {"json", LogFormat::kJson}};
 
 /// Flags of vLLM and of rankgate's plan that do not exist here, with the reason; named instead of "unknown".
@@ -22,21 +24,25 @@ const std::map<std::string, std::string>& FlagsToCome() {
         {"--tool-call-parser", "tool-call parsing is not part of this version"},
         {"--enable-auto-tool-choice", "tool-call parsing is not part of this version"},
         {"--reasoning-parser", "reasoning parsing is not part of this version"},
-        {"--policy", "routing policies are not part of this version: groups are chosen by model name and load"},
+        {"--policy",
+         "routing policies are not part of this version: groups are chosen by model name and load"},
         {"--prefix-routing", "prefix-aware routing is not part of this version"},
         {"--nats", "shared state between gateways is not part of this version"},
         {"--cluster", "shared state between gateways is not part of this version"},
         {"--otlp-traces-endpoint", "trace export is not part of this version"},
         {"--data-parallel-coordinator-address",
-         "a coordinator for several gateways on one group is not part of this version; every group belongs to one gateway"},
+         "a coordinator for several gateways on one group is not part of this version; every group belongs "
+         "to one gateway"},
     };
     return flags;
 }
 
-/// TOML as flag values: "key = value" at the top level, keys as flags are named ('-' and '_' alike), arrays for repeated flags.
+/// TOML as flag values: "key = value" at the top level, keys as flags are named ('-' and '_' alike), arrays
+/// for repeated flags.
 class TomlConfig : public CLI::Config {
   public:
-    std::string to_config(const CLI::App* /*app*/, bool /*defaults*/, bool /*description*/, std::string /*prefix*/) const override {
+    std::string to_config(const CLI::App* /*app*/, bool /*defaults*/, bool /*description*/,
+                          std::string /*prefix*/) const override {
         return {};
     }
 
@@ -46,7 +52,8 @@ class TomlConfig : public CLI::Config {
             table = toml::parse(input);
         } catch (const toml::parse_error& error) {
             throw CLI::ConfigError("--config: line " + std::to_string(error.source().begin.line) + ": " +
-                                   std::string{error.description()} + "; allowed is TOML with one key a flag");
+                                   std::string{error.description()} +
+                                   "; allowed is TOML with one key a flag");
         }
         std::vector<CLI::ConfigItem> values;
         for (const auto& [key, node] : table) {
@@ -83,7 +90,8 @@ class TomlConfig : public CLI::Config {
         if (const auto real = node.value_exact<double>()) {
             return CLI::detail::to_string(*real);
         }
-        throw CLI::ConfigError("--config: " + name + " must be a string, a number, a boolean or an array of those");
+        throw CLI::ConfigError("--config: " + name +
+                               " must be a string, a number, a boolean or an array of those");
     }
 
     /// [[worker]] tables, or an array of spec strings.
@@ -94,7 +102,8 @@ class TomlConfig : public CLI::Config {
             if (const toml::table* table = element.as_table()) {
                 std::string spec;
                 for (const auto& [key, value] : *table) {
-                    spec += (spec.empty() ? "" : ",") + std::string{key.str()} + "=" + Scalar("worker", value);
+                    spec +=
+                        (spec.empty() ? "" : ",") + std::string{key.str()} + "=" + Scalar("worker", value);
                 }
                 item.inputs.push_back(spec);
             } else {
@@ -108,41 +117,57 @@ class TomlConfig : public CLI::Config {
 }  // namespace
 
 void AddHttpFlags(CLI::App& app, GatewayOptions& options) {
-    app.add_option("MODEL,--model", options.model, "GGUF file, model directory, or a name the engine resolves (with --tokenizer)");
+    app.add_option("MODEL,--model", options.model,
+                   "GGUF file, model directory, or a name the engine resolves (with --tokenizer)");
     app.add_option("--tokenizer", options.tokenizer, "Where the tokenizer is, if not with the model");
-    app.add_option("--served-model-name", options.served_model_names, "Names clients may use; the first one is shown in replies");
-    app.add_option("--chat-template", options.chat_template, "File or text that replaces the model's chat template");
-    app.add_option("--max-model-len", options.max_model_len, "Longest prompt plus answer, in tokens; caps what the engines say")
+    app.add_option("--served-model-name", options.served_model_names,
+                   "Names clients may use; the first one is shown in replies");
+    app.add_option("--chat-template", options.chat_template,
+                   "File or text that replaces the model's chat template");
+    app.add_option("--max-model-len", options.max_model_len,
+                   "Longest prompt plus answer, in tokens; caps what the engines say")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
     app.add_option("--host", options.host, "Address or name to listen on");
     app.add_option("--port", options.port, "TCP port; 0 = any free one")->check(CLI::Range(0, 65535));
     app.add_option("--uds", options.uds, "Path of a Unix socket to listen on; replaces TCP");
-    app.add_option("--ssl-certfile", options.ssl_certfile, "PEM certificate chain: serve HTTPS")->check(CLI::ExistingFile);
+    app.add_option("--ssl-certfile", options.ssl_certfile, "PEM certificate chain: serve HTTPS")
+        ->check(CLI::ExistingFile);
     app.add_option("--ssl-keyfile", options.ssl_keyfile, "PEM private key")->check(CLI::ExistingFile);
     app.add_option("--api-key", options.api_keys, "Keys of which clients must send one")
         ->envname("RANKGATE_API_KEY");
-    app.add_option("--allowed-origins", options.allowed_origins, "Origins that browsers may call from; * = any (default: none)");
-    app.add_option("--http-threads", options.http_threads, "HTTP shards; default: cores - 1, at least 1")->check(CLI::Range(1, 256));
-    app.add_option("--prepare-threads", options.prepare_threads, "Threads for templates and long prompts")->check(CLI::Range(1, 256));
+    app.add_option("--allowed-origins", options.allowed_origins,
+                   "Origins that browsers may call from; * = any (default: none)");
+    app.add_option("--http-threads", options.http_threads, "HTTP shards; default: cores - 1, at least 1")
+        ->check(CLI::Range(1, 256));
+    app.add_option("--prepare-threads", options.prepare_threads, "Threads for templates and long prompts")
+        ->check(CLI::Range(1, 256));
     app.add_flag("--debug-headers", options.debug_headers, "Answer with X-Rankgate-Rank");
     app.add_option("--max-body-bytes", options.max_body_bytes, "Largest request body")
         ->check(CLI::Range(std::int64_t{1024}, std::int64_t{1} << 32));
-    app.add_option("--max-held-bytes", options.max_held_bytes, "Bytes kept for a client that does not read its stream")
+    app.add_option("--max-held-bytes", options.max_held_bytes,
+                   "Bytes kept for a client that does not read its stream")
         ->check(CLI::Range(std::int64_t{4096}, std::int64_t{1} << 32));
-    app.add_option("--max-in-flight", options.max_in_flight, "Choices that may be with the engines at once; above: 429")
+    app.add_option("--max-in-flight", options.max_in_flight,
+                   "Choices that may be with the engines at once; above: 429")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
-    app.add_option("--max-prepare-queue", options.max_prepare_queue, "Requests that may wait to be tokenized; above: 429")
+    app.add_option("--max-prepare-queue", options.max_prepare_queue,
+                   "Requests that may wait to be tokenized; above: 429")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
-    app.add_option("--request-timeout", options.request_timeout_seconds, "Seconds after which a request is ended with an error; 0 = never")
+    app.add_option("--request-timeout", options.request_timeout_seconds,
+                   "Seconds after which a request is ended with an error; 0 = never")
         ->check(CLI::Range(0.0, 1e6));
-    app.add_option("--keep-alive", options.keep_alive_seconds, "Seconds an idle connection is kept")->check(CLI::Range(1.0, 86400.0));
-    app.add_option("--shutdown-timeout", options.shutdown_timeout_seconds, "Seconds that streams may take to end after SIGTERM")
+    app.add_option("--keep-alive", options.keep_alive_seconds, "Seconds an idle connection is kept")
+        ->check(CLI::Range(1.0, 86400.0));
+    app.add_option("--shutdown-timeout", options.shutdown_timeout_seconds,
+                   "Seconds that streams may take to end after SIGTERM")
         ->check(CLI::Range(0.0, 86400.0));
     app.add_option("--log-level", options.log_level, "debug, info, warning or error")
         ->transform(CLI::CheckedTransformer(kLogLevels, CLI::ignore_case));
-    app.add_option("--log-format", options.log_format, "text or json")->transform(CLI::CheckedTransformer(kLogFormats, CLI::ignore_case));
+    app.add_option("--log-format", options.log_format, "text or json")
+        ->transform(CLI::CheckedTransformer(kLogFormats, CLI::ignore_case));
     app.final_callback([&app, &options] {
-        if (!options.uds.empty() && app.get_option("--host")->count() == 0 && app.get_option("--port")->count() == 0) {
+        if (!options.uds.empty() && app.get_option("--host")->count() == 0 &&
+            app.get_option("--port")->count() == 0) {
             options.host.clear();  // a Unix socket alone, unless TCP is asked for as well
         }
     });
@@ -152,12 +177,17 @@ void AddHttpFlags(CLI::App& app, GatewayOptions& options) {
 }
 
 void AddEngineFlags(CLI::App& app, GatewayOptions& options) {
-    app.add_option("--socket-dir", options.socket_dir, "Directory of the engine sockets (0700); stable = engines survive a restart");
-    app.add_option("--runtime", options.runtime, "auto, vllm or tokenspeed")->check(CLI::IsMember({"auto", "vllm", "tokenspeed"}));
-    app.add_option("--data-parallel-size,--zmq-engine-count", options.data_parallel_size, "Engine ranks in the group")
+    app.add_option("--socket-dir", options.socket_dir,
+                   "Directory of the engine sockets (0700); stable = engines survive a restart");
+    app.add_option("--runtime", options.runtime, "auto, vllm or tokenspeed")
+        ->check(CLI::IsMember({"auto", "vllm", "tokenspeed"}));
+    app.add_option("--data-parallel-size,--zmq-engine-count", options.data_parallel_size,
+                   "Engine ranks in the group")
         ->check(CLI::Range(1, 1024));
-    app.add_option("--data-parallel-address", options.data_parallel_address, "Handshake address that engines dial");
-    app.add_option("--data-parallel-rpc-port", options.data_parallel_rpc_port, "Handshake port; 0 = any free one")
+    app.add_option("--data-parallel-address", options.data_parallel_address,
+                   "Handshake address that engines dial");
+    app.add_option("--data-parallel-rpc-port", options.data_parallel_rpc_port,
+                   "Handshake port; 0 = any free one")
         ->check(CLI::Range(0, 65535));
     app.add_flag("--allow-remote-engines", options.allow_remote_engines,
                  "Accept a handshake address that is not loopback: whoever reaches it can act as an engine");
@@ -172,7 +202,8 @@ void AddEngineFlags(CLI::App& app, GatewayOptions& options) {
                    options.workers.push_back(std::move(*worker));
                }
            },
-           "One engine group: name=..,model=..,runtime=..,dp_size=..,address=..,rpc_port=..,socket_dir=.. (repeatable)")
+           "One engine group: name=..,model=..,runtime=..,dp_size=..,address=..,rpc_port=..,socket_dir=.. "
+           "(repeatable)")
         ->take_all();
 }
 
@@ -198,7 +229,8 @@ Result<GatewayOptions> ParseGatewayArgs(int argc, char** argv, int& exit_code) {
         return Error::Invalid("", error.what());
     }
     if (options.model.empty()) {
-        return Error::Invalid("MODEL", "MODEL is missing: give a GGUF file or a model directory (or ':bytes:' for tests)");
+        return Error::Invalid(
+            "MODEL", "MODEL is missing: give a GGUF file or a model directory (or ':bytes:' for tests)");
     }
     if (const Status status = Validate(options); !status) {
         return status.error();

@@ -32,7 +32,9 @@ constexpr std::chrono::seconds kCutTime{2};
 constexpr std::chrono::seconds kRemoveTime{5};
 constexpr std::size_t kMaxWorkers = 256;
 
-int DefaultThreads() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) - 1); }
+int DefaultThreads() {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) - 1);
+}
 
 /// One slow thing after the other, away from the shards: workers that come and go.
 class ControlThread {
@@ -86,7 +88,8 @@ class ControlThread {
 
 class GatewayImpl final : public Gateway, public State {
   public:
-    GatewayImpl(GatewayOptions gateway_options, GroupFactory factory) : State{std::move(gateway_options), std::move(factory)} {}
+    GatewayImpl(GatewayOptions gateway_options, GroupFactory factory)
+        : State{std::move(gateway_options), std::move(factory)} {}
     ~GatewayImpl() override { StopAll(); }
 
     /// Reads the model files: everything slow or refusable that needs no socket.
@@ -103,10 +106,12 @@ class GatewayImpl final : public Gateway, public State {
 
     Status Start() override {
         const int threads = options.http_threads > 0 ? options.http_threads : DefaultThreads();
-        const int prepare = options.prepare_threads > 0 ? options.prepare_threads : std::max(2, DefaultThreads());
+        const int prepare =
+            options.prepare_threads > 0 ? options.prepare_threads : std::max(2, DefaultThreads());
         pool = std::make_unique<PreparePool>(prepare, static_cast<std::size_t>(options.max_prepare_queue));
         http::ServerOptions server_options;
-        server_options.listen = {options.host, options.port, options.uds, options.ssl_certfile, options.ssl_keyfile};
+        server_options.listen = {options.host, options.port, options.uds, options.ssl_certfile,
+                                 options.ssl_keyfile};
         server_options.limits.max_body_bytes = static_cast<std::size_t>(options.max_body_bytes);
         server_options.limits.max_held_bytes = static_cast<std::size_t>(options.max_held_bytes);
         server_options.limits.keep_alive_timeout =
@@ -172,7 +177,8 @@ class GatewayImpl final : public Gateway, public State {
             if (server_ != nullptr) {
                 server_->BeginDrain();
             }
-            LogInfo("shutdown_begins", {{"requests_open", requests_open.load()}, {"timeout_seconds", options.shutdown_timeout_seconds}});
+            LogInfo("shutdown_begins", {{"requests_open", requests_open.load()},
+                                        {"timeout_seconds", options.shutdown_timeout_seconds}});
         }
     }
 
@@ -180,8 +186,9 @@ class GatewayImpl final : public Gateway, public State {
 
     bool WaitForShutdown() override {
         BeginShutdown();
-        const auto deadline = shutdown_at_ + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                                 std::chrono::duration<double>(options.shutdown_timeout_seconds));
+        const auto deadline =
+            shutdown_at_ + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                               std::chrono::duration<double>(options.shutdown_timeout_seconds));
         const auto until = [](auto when, auto&& condition) {
             while (!condition() && std::chrono::steady_clock::now() < when) {
                 std::this_thread::sleep_for(kPoll);
@@ -194,7 +201,9 @@ class GatewayImpl final : public Gateway, public State {
         if (cut != 0) {
             LogWarning("shutdown_cuts_requests", {{"requests", cut}});
             ForEachShard([](ShardHandler& handler) {
-                handler.FailRequests(-1, Error{ErrorCode::kDraining, "The server is shutting down.", "", true}, group::CancelCause::kDrain);
+                handler.FailRequests(-1,
+                                     Error{ErrorCode::kDraining, "The server is shutting down.", "", true},
+                                     group::CancelCause::kDrain);
             });
             until(std::chrono::steady_clock::now() + kCutTime, idle);
         }
@@ -209,7 +218,9 @@ class GatewayImpl final : public Gateway, public State {
     }
 
     void AddWorker(WorkerSpec spec, std::function<void(Result<std::string>)> done) override {
-        control_->Push([this, spec = std::move(spec), done = std::move(done)]() mutable { done(DoAdd(std::move(spec))); });
+        control_->Push([this, spec = std::move(spec), done = std::move(done)]() mutable {
+            done(DoAdd(std::move(spec)));
+        });
     }
 
     void RemoveWorker(std::string name, std::function<void(Status)> done) override {
@@ -239,7 +250,8 @@ class GatewayImpl final : public Gateway, public State {
         asset_options.tokenizer_path = spec.path.empty() ? options.tokenizer : std::string{};
         std::string where = path;
         std::error_code ignored;
-        if (where != ":bytes:" && !asset_options.tokenizer_path.empty() && !std::filesystem::exists(where, ignored)) {
+        if (where != ":bytes:" && !asset_options.tokenizer_path.empty() &&
+            !std::filesystem::exists(where, ignored)) {
             where = asset_options.tokenizer_path;  // MODEL is a name that only the engine resolves
             asset_options.tokenizer_path.clear();
         }
@@ -248,11 +260,13 @@ class GatewayImpl final : public Gateway, public State {
         if (!loaded) {
             return Error::Invalid("MODEL", "MODEL '" + path + "': " + loaded.error().message);
         }
-        LogInfo("model_loaded", {{"path", where},
-                                 {"tokenizer", (*loaded)->tokenizer->kind()},
-                                 {"vocab_size", (*loaded)->vocab_size},
-                                 {"chat_template", (*loaded)->chat_template != nullptr},
-                                 {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}});
+        LogInfo(
+            "model_loaded",
+            {{"path", where},
+             {"tokenizer", (*loaded)->tokenizer->kind()},
+             {"vocab_size", (*loaded)->vocab_size},
+             {"chat_template", (*loaded)->chat_template != nullptr},
+             {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}});
         assets_[path] = *loaded;
         return std::move(*loaded);
     }
@@ -270,20 +284,27 @@ class GatewayImpl final : public Gateway, public State {
             return assets.error();
         }
         entry->assets = std::move(*assets);
-        entry->served_names = spec.model.empty() ? options.ServedNames() : std::vector<std::string>{spec.model};
-        entry->created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+        entry->served_names =
+            spec.model.empty() ? options.ServedNames() : std::vector<std::string>{spec.model};
+        entry->created = std::chrono::duration_cast<std::chrono::seconds>(
+                             std::chrono::system_clock::now().time_since_epoch())
+                             .count();
         const int slot = ModelSlot(entry->served_names.front());
         if (slot < 0) {
-            return Error::Invalid("model", "one gateway serves at most " + std::to_string(kMaxModels) + " different models");
+            return Error::Invalid(
+                "model", "one gateway serves at most " + std::to_string(kMaxModels) + " different models");
         }
         entry->model_slot = static_cast<std::size_t>(slot);
         auto handle = group_factory(options, spec, entry->index);
         if (!handle) {
-            return Error{handle.error().code, "group " + spec.name + ": " + handle.error().message, handle.error().param, false};
+            return Error{handle.error().code, "group " + spec.name + ": " + handle.error().message,
+                         handle.error().param, false};
         }
         entry->handle = std::move(*handle);
-        LogInfo("group_forming",
-                {{"group", spec.name}, {"ranks", spec.dp_size}, {"runtime", spec.runtime}, {"address", entry->handle.handshake_address}});
+        LogInfo("group_forming", {{"group", spec.name},
+                                  {"ranks", spec.dp_size},
+                                  {"runtime", spec.runtime},
+                                  {"address", entry->handle.handshake_address}});
         return entry;
     }
 
@@ -297,22 +318,24 @@ class GatewayImpl final : public Gateway, public State {
         }
         for (const auto& entry : current->entries) {
             if (entry->spec.name == spec.name) {
-                return Error{ErrorCode::kConflict, "A worker named '" + spec.name + "' exists.", "name", false};
+                return Error{ErrorCode::kConflict, "A worker named '" + spec.name + "' exists.", "name",
+                             false};
             }
         }
         auto entry = MakeEntry(spec);
         if (!entry) {
             Error error = entry.error();
             if (HttpStatus(error.code) >= 500) {
-                error.code = ErrorCode::kConflict;  // its addresses are taken: a client's mistake, not a reason to retry
+                error.code = ErrorCode::kConflict;  // its addresses are taken: a client's mistake, not a
+                                                    // reason to retry
             }
             return error;
         }
         auto next = std::make_shared<GroupTable>(*current);
         next->entries.push_back(*entry);
         Publish(std::move(next));
-        return "{\"name\":\"" + spec.name + "\",\"dp_size\":" + std::to_string(spec.dp_size) + ",\"address\":\"" +
-               (*entry)->handle.handshake_address + "\"}";
+        return "{\"name\":\"" + spec.name + "\",\"dp_size\":" + std::to_string(spec.dp_size) +
+               ",\"address\":\"" + (*entry)->handle.handshake_address + "\"}";
     }
 
     Status DoRemove(const std::string& name) {
@@ -333,7 +356,8 @@ class GatewayImpl final : public Gateway, public State {
             Publish(std::move(next));
         }
         ForEachShard([index = entry->index](ShardHandler& handler) {
-            handler.FailRequests(index, Error{ErrorCode::kUnavailable, "The engine group was removed.", "", true},
+            handler.FailRequests(index,
+                                 Error{ErrorCode::kUnavailable, "The engine group was removed.", "", true},
                                  group::CancelCause::kDrain);
         });
         // Its sockets are free when this returns: the last reference goes here, and not on a shard.
@@ -401,7 +425,8 @@ Result<std::unique_ptr<Gateway>> Gateway::Create(GatewayOptions options, GroupFa
     if (const Status valid = Validate(options); !valid) {
         return valid.error();
     }
-    auto gateway = std::make_unique<GatewayImpl>(std::move(options), factory ? std::move(factory) : RealGroups());
+    auto gateway =
+        std::make_unique<GatewayImpl>(std::move(options), factory ? std::move(factory) : RealGroups());
     if (const Status loaded = gateway->Load(); !loaded) {
         return loaded.error();
     }

@@ -9,16 +9,18 @@
 namespace rankgate::gateway {
 
 GroupFactory RealGroups() {
-    return [](const GatewayOptions& options, const WorkerSpec& spec, std::int32_t index) -> Result<GroupHandle> {
+    return [](const GatewayOptions& options, const WorkerSpec& spec,
+              std::int32_t index) -> Result<GroupHandle> {
         group::GroupActorOptions actor;
-        // "auto" means vLLM's wire: the dialects cannot be told apart before an engine has dialled, and it must be told where first.
+        // "auto" means vLLM's wire: the dialects cannot be told apart before an engine has dialled, and it
+        // must be told where first.
         actor.link.dialect = spec.runtime == "tokenspeed" ? wire::Dialect::kTokenSpeed : wire::Dialect::kVllm;
         actor.link.group = index;
         actor.link.size = spec.dp_size;
         actor.link.handshake_address = "tcp://" + http::HostPort(spec.address, spec.rpc_port);
         actor.link.socket_dir = spec.socket_dir;
-        const bool loopback = spec.address == "localhost" || spec.address == "::1" || spec.address == "[::1]" ||
-                              spec.address.starts_with("127.");
+        const bool loopback = spec.address == "localhost" || spec.address == "::1" ||
+                              spec.address == "[::1]" || spec.address.starts_with("127.");
         if (!loopback && options.allow_remote_engines) {
             actor.link.data_host = http::StripBrackets(spec.address);
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of the gateway. Each shard writes its own copy (one writer, plain stores), /metrics sums them: the token path never meets
-// another thread's cache line. Token counters move once per engine step and shard, request histograms once per request.
+// Numbers of the gateway. Each shard writes its own copy (one writer, plain stores), /metrics sums them: the
+// token path never meets another thread's cache line. Token counters move once per engine step and shard,
+// request histograms once per request.
 #pragma once
 
 #include <array>
@@ -20,7 +21,9 @@ namespace rankgate::gateway {
 /// One writer; any number of readers.
 class Counter {
   public:
-    void Add(std::uint64_t by) noexcept { value_.store(value_.load(std::memory_order_relaxed) + by, std::memory_order_relaxed); }
+    void Add(std::uint64_t by) noexcept {
+        value_.store(value_.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+    }
     std::uint64_t value() const noexcept { return value_.load(std::memory_order_relaxed); }
 
   private:
@@ -44,7 +47,8 @@ class Histogram {
 enum class Finish : std::uint8_t { kStop, kLength, kAbort, kError };
 inline constexpr std::array<std::string_view, 4> kFinishNames{"stop", "length", "abort", "error"};
 /// By group::CancelCause, and one that only the gateway knows: another choice of the same request failed.
-inline constexpr std::array<std::string_view, 6> kCauseNames{"client_gone", "stop_string", "slow_reader", "drain", "timeout", "sibling_failed"};
+inline constexpr std::array<std::string_view, 6> kCauseNames{"client_gone", "stop_string", "slow_reader",
+                                                             "drain",       "timeout",     "sibling_failed"};
 inline constexpr std::size_t kSiblingFailed = 5;
 
 /// Of one model on one shard.

@@ -70,9 +70,11 @@ std::vector<std::string> GatewayOptions::ServedNames() const {
 Status SetWorkerField(WorkerSpec& spec, const std::string& key, const std::string& value) {
     std::int64_t number = 0;
     if (key == "name") {
-        const bool fine = !value.empty() && value.size() <= 64 && std::all_of(value.begin(), value.end(), [](char c) {
-            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
-        });
+        const bool fine =
+            !value.empty() && value.size() <= 64 && std::all_of(value.begin(), value.end(), [](char c) {
+                return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '_' || c == '.';
+            });
         if (!fine) {
             return BadWorker(key, value, "letters, digits, '-', '_' and '.', at most 64");
         }
@@ -105,17 +107,22 @@ Status SetWorkerField(WorkerSpec& spec, const std::string& key, const std::strin
         spec.socket_dir = value;
     } else if (key == "url") {
         if (!value.starts_with("http://") && !value.starts_with("https://")) {
-            return BadWorker(key, value, "an http:// or https:// address (groups are named by address and rpc_port)");
+            return BadWorker(key, value,
+                             "an http:// or https:// address (groups are named by address and rpc_port)");
         }
         spec.url = value;
     } else if (key == "dp_rank" || key == "rank" || key == "data_parallel_rank") {
         return Error::Invalid(key, "worker: " + key + " '" + value +
-                                       "' is refused: a group of N ranks is ONE worker (dp_size=N) with one set of sockets. Expanded into "
-                                       "rank-pinned workers each would bind the same sockets and unlink the others' live files. A request "
+                                       "' is refused: a group of N ranks is ONE worker (dp_size=N) with one "
+                                       "set of sockets. Expanded into "
+                                       "rank-pinned workers each would bind the same sockets and unlink the "
+                                       "others' live files. A request "
                                        "names a rank with X-data-parallel-rank.");
     } else {
-        return Error::Invalid(key, "worker: unknown key '" + key +
-                                       "'; allowed are name, model, path, runtime, dp_size, address, rpc_port, socket_dir, url");
+        return Error::Invalid(
+            key,
+            "worker: unknown key '" + key +
+                "'; allowed are name, model, path, runtime, dp_size, address, rpc_port, socket_dir, url");
     }
     return Status::Ok();
 }
@@ -133,8 +140,9 @@ Result<WorkerSpec> ParseWorkerSpec(const std::string& spec) {
         at = comma + 1;
         const std::size_t equals = field.find('=');
         if (equals == std::string::npos) {
-            return Error::Invalid("--worker", "--worker '" + spec + "': '" + field +
-                                                  "' is not key=value (for example name=a,dp_size=2,rpc_port=29550)");
+            return Error::Invalid("--worker",
+                                  "--worker '" + spec + "': '" + field +
+                                      "' is not key=value (for example name=a,dp_size=2,rpc_port=29550)");
         }
         const std::string key = field.substr(0, equals);
         if (!seen.insert(key).second) {
@@ -152,25 +160,29 @@ Status ValidateWorker(const WorkerSpec& spec, bool allow_remote) {
         return Status::Ok();
     }
     if (!allow_remote && !Loopback(spec.address)) {
-        return Error::Invalid("--data-parallel-address",
-                              "handshake address '" + spec.address +
-                                  "' is not loopback: anybody who reaches it can act as an engine of this gateway, read prompts and answer "
-                                  "for the model (the wire has no authentication). Allow it with --allow-remote-engines.");
+        return Error::Invalid(
+            "--data-parallel-address",
+            "handshake address '" + spec.address +
+                "' is not loopback: anybody who reaches it can act as an engine of this gateway, read "
+                "prompts and answer "
+                "for the model (the wire has no authentication). Allow it with --allow-remote-engines.");
     }
     return Status::Ok();
 }
 
 Status Validate(const GatewayOptions& options) {
     if (options.host.empty() && options.uds.empty()) {
-        return Error::Invalid("--host", "--host is empty and no --uds is given: there is nothing to listen on");
+        return Error::Invalid("--host",
+                              "--host is empty and no --uds is given: there is nothing to listen on");
     }
     if (options.ssl_certfile.empty() && !options.ssl_keyfile.empty()) {
-        return Error::Invalid("--ssl-keyfile", "--ssl-keyfile '" + options.ssl_keyfile + "' needs --ssl-certfile");
+        return Error::Invalid("--ssl-keyfile",
+                              "--ssl-keyfile '" + options.ssl_keyfile + "' needs --ssl-certfile");
     }
     const std::vector<WorkerSpec> groups = options.Groups();
     if (groups.size() > kMaxGroups) {
-        return Error::Invalid("--worker", "--worker is given " + std::to_string(groups.size()) + " times; at most " +
-                                              std::to_string(kMaxGroups) + " groups");
+        return Error::Invalid("--worker", "--worker is given " + std::to_string(groups.size()) +
+                                              " times; at most " + std::to_string(kMaxGroups) + " groups");
     }
     std::set<std::string> names;
     std::set<std::pair<std::string, std::uint16_t>> addresses;
@@ -181,9 +193,10 @@ Status Validate(const GatewayOptions& options) {
         if (const Status status = ValidateWorker(spec, options.allow_remote_engines); !status) {
             return status;
         }
-        if (spec.url.empty() && spec.rpc_port != 0 && !addresses.emplace(spec.address, spec.rpc_port).second) {
-            return Error::Invalid("--worker", "--worker: two groups share the handshake address " + spec.address + ":" +
-                                                  std::to_string(spec.rpc_port));
+        if (spec.url.empty() && spec.rpc_port != 0 &&
+            !addresses.emplace(spec.address, spec.rpc_port).second) {
+            return Error::Invalid("--worker", "--worker: two groups share the handshake address " +
+                                                  spec.address + ":" + std::to_string(spec.rpc_port));
         }
     }
     for (const std::string& name : options.served_model_names) {

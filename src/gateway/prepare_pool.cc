@@ -23,7 +23,9 @@ PreparePool::PreparePool(int threads, std::size_t max_queue)
     }
 }
 
-PreparePool::~PreparePool() { Stop(); }
+PreparePool::~PreparePool() {
+    Stop();
+}
 
 bool PreparePool::Submit(std::shared_ptr<PrepareJob> job, std::size_t bytes) {
     {
@@ -59,7 +61,9 @@ void PreparePool::Work() {
     ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);
     std::unique_lock lock{mutex_};
     for (;;) {
-        const auto has_work = [this] { return stopping_ || !small_.empty() || (!large_.empty() && large_running_ < max_large_); };
+        const auto has_work = [this] {
+            return stopping_ || !small_.empty() || (!large_.empty() && large_running_ < max_large_);
+        };
         wake_.wait(lock, has_work);
         if (stopping_) {
             return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded threads for the slow step of a request (template and tokenizer), so that a long prompt stalls no stream and no probe.
-// Two queues: large jobs may never occupy every thread. Submit and Cancel from any thread; a job's Run is on a pool thread.
+// Bounded threads for the slow step of a request (template and tokenizer), so that a long prompt stalls no
+// stream and no probe. Two queues: large jobs may never occupy every thread. Submit and Cancel from any
+// thread; a job's Run is on a pool thread.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,8 @@
 
 namespace rankgate::gateway {
 
-/// Shared by the submitter and the pool. The submitter drops interest with cancelled; a job that has not begun is then skipped.
+/// Shared by the submitter and the pool. The submitter drops interest with cancelled; a job that has not
+/// begun is then skipped.
 class PrepareJob {
   public:
     virtual ~PrepareJob() = default;

@@ -33,7 +33,8 @@ std::optional<std::string> QueryValue(std::string_view query, std::string_view k
         query.remove_prefix(std::min(query.size(), end + 1));
         const std::size_t equals = std::min(pair.find('='), pair.size());
         if (pair.substr(0, equals) == key) {
-            auto decoded = api::PercentDecode(equals < pair.size() ? pair.substr(equals + 1) : std::string_view{});
+            auto decoded =
+                api::PercentDecode(equals < pair.size() ? pair.substr(equals + 1) : std::string_view{});
             return decoded ? std::optional{std::move(*decoded)} : std::nullopt;
         }
     }
@@ -69,7 +70,8 @@ Result<bool> QueryBool(std::string_view query, std::string_view key, bool fallba
 
 Result<json::object> ParseObject(const std::string& body) {
     if (body.size() > kMaxAdminBody) {
-        return Error{ErrorCode::kTooLarge, "The body is larger than " + std::to_string(kMaxAdminBody) + " bytes.", "", false};
+        return Error{ErrorCode::kTooLarge,
+                     "The body is larger than " + std::to_string(kMaxAdminBody) + " bytes.", "", false};
     }
     json::error_code ec;
     json::parse_options options;
@@ -160,7 +162,8 @@ std::size_t ChatBytes(const api::TokenizeRequest& request) {
 
 }  // namespace
 
-// -------------------------------------------------------------------------------------------------------- models and tokenizer
+// --------------------------------------------------------------------------------------------------------
+// models and tokenizer
 
 void ShardHandler::Models(http::Exchange& exchange) {
     std::vector<std::shared_ptr<const api::ModelInfo>> models;
@@ -222,17 +225,19 @@ void ShardHandler::Tokenize(http::Exchange& exchange) {
     }
     PendingReply& reply = Park(exchange);
     const std::uint64_t id = reply.id();
-    auto job = std::make_shared<TokenizeJob>(std::move(*parsed), model, [this, id, answer](Result<std::string> body) {
-        shard_.Post([this, id, answer, body = std::move(body)] {
-            if (PendingReply* waiting = FindReply(id)) {
-                answer(waiting->Take(), body);
-            }
-        });
-    });
+    auto job = std::make_shared<TokenizeJob>(std::move(*parsed), model,
+                                             [this, id, answer](Result<std::string> body) {
+                                                 shard_.Post([this, id, answer, body = std::move(body)] {
+                                                     if (PendingReply* waiting = FindReply(id)) {
+                                                         answer(waiting->Take(), body);
+                                                     }
+                                                 });
+                                             });
     reply.job = job;
     if (!state_.pool->Submit(std::move(job), bytes)) {
         ReplyError(reply.Take(),
-                   Error{ErrorCode::kOverloaded, "Too many requests wait to be tokenized (--max-prepare-queue).", "", true});
+                   Error{ErrorCode::kOverloaded,
+                         "Too many requests wait to be tokenized (--max-prepare-queue).", "", true});
     }
 }
 
@@ -256,7 +261,8 @@ void ShardHandler::Detokenize(http::Exchange& exchange) {
     ReplyJson(exchange, *body);
 }
 
-// -------------------------------------------------------------------------------------------------------------------- probes
+// --------------------------------------------------------------------------------------------------------------------
+// probes
 
 std::string ShardHandler::HealthBody(bool& healthy) {
     healthy = false;
@@ -287,7 +293,9 @@ void ShardHandler::Health(http::Exchange& exchange) {
     Reply(exchange, healthy ? 200 : 503, "application/json", body);
 }
 
-void ShardHandler::Liveness(http::Exchange& exchange) { ReplyJson(exchange, R"({"status":"ok"})"); }
+void ShardHandler::Liveness(http::Exchange& exchange) {
+    ReplyJson(exchange, R"({"status":"ok"})");
+}
 
 void ShardHandler::Readiness(http::Exchange& exchange) {
     bool healthy = false;
@@ -299,10 +307,14 @@ void ShardHandler::Metrics(http::Exchange& exchange) {
     Reply(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", RenderMetrics(state_.View()));
 }
 
-void ShardHandler::Version(http::Exchange& exchange) { ReplyJson(exchange, api::VersionJson(RANKGATE_VERSION)); }
+void ShardHandler::Version(http::Exchange& exchange) {
+    ReplyJson(exchange, api::VersionJson(RANKGATE_VERSION));
+}
 
 void ShardHandler::Load(http::Exchange& exchange) {
-    std::string body = "{\"server_load\":" + std::to_string(state_.choices_open.load(std::memory_order_relaxed)) + ",\"groups\":[";
+    std::string body =
+        "{\"server_load\":" + std::to_string(state_.choices_open.load(std::memory_order_relaxed)) +
+        ",\"groups\":[";
     bool first = true;
     for (const auto& entry : table_->entries) {
         if (!entry->managed()) {
@@ -311,13 +323,16 @@ void ShardHandler::Load(http::Exchange& exchange) {
         body += first ? "{\"name\":" : ",{\"name\":";
         first = false;
         AppendString(body, entry->spec.name);
-        body += ",\"in_flight\":" + std::to_string(entry->in_flight.load(std::memory_order_relaxed)) + ",\"ranks\":[";
+        body += ",\"in_flight\":" + std::to_string(entry->in_flight.load(std::memory_order_relaxed)) +
+                ",\"ranks\":[";
         bool first_rank = true;
         for (const group::RankInfo& rank : entry->handle.group->Snapshot()->ranks) {
             body += first_rank ? "{" : ",{";
             first_rank = false;
-            body += "\"rank\":" + std::to_string(rank.rank) + ",\"in_flight\":" + std::to_string(rank.in_flight) +
-                    ",\"running\":" + std::to_string(rank.load.num_running) + ",\"waiting\":" + std::to_string(rank.load.num_waiting) + "}";
+            body += "\"rank\":" + std::to_string(rank.rank) +
+                    ",\"in_flight\":" + std::to_string(rank.in_flight) +
+                    ",\"running\":" + std::to_string(rank.load.num_running) +
+                    ",\"waiting\":" + std::to_string(rank.load.num_waiting) + "}";
         }
         body += "]}";
     }
@@ -325,7 +340,8 @@ void ShardHandler::Load(http::Exchange& exchange) {
     ReplyJson(exchange, body);
 }
 
-// ------------------------------------------------------------------------------------------------------------------- workers
+// -------------------------------------------------------------------------------------------------------------------
+// workers
 
 void ShardHandler::WorkersList(http::Exchange& exchange) {
     std::string body = "{\"workers\":[";
@@ -362,7 +378,8 @@ void ShardHandler::WorkersAdd(http::Exchange& exchange) {
         } else if (value.is_int64()) {
             text = std::to_string(value.as_int64());
         } else if (!value.is_null()) {
-            ReplyError(exchange, Error::Invalid(std::string{key}, std::string{key} + " must be a string or an integer."));
+            ReplyError(exchange, Error::Invalid(std::string{key},
+                                                std::string{key} + " must be a string or an integer."));
             return;
         }
         if (value.is_null()) {
@@ -413,9 +430,11 @@ void ShardHandler::WorkersRemove(http::Exchange& exchange) {
     });
 }
 
-// ------------------------------------------------------------------------------------------------------------ administration
+// ------------------------------------------------------------------------------------------------------------
+// administration
 
-void ShardHandler::Admin(http::Exchange& exchange, group::AdminCall call, std::vector<std::shared_ptr<GroupEntry>> groups, AdminDone done) {
+void ShardHandler::Admin(http::Exchange& exchange, group::AdminCall call,
+                         std::vector<std::shared_ptr<GroupEntry>> groups, AdminDone done) {
     if (groups.empty()) {
         ReplyError(exchange, Error{ErrorCode::kUnavailable, "No engine group is configured.", "", true});
         return;
@@ -432,7 +451,8 @@ void ShardHandler::Admin(http::Exchange& exchange, group::AdminCall call, std::v
     parked.timeout = shard_.SetTimer(kAdminTimeout, [this, id] {
         if (PendingReply* reply = FindReply(id)) {
             reply->timeout = 0;
-            ReplyError(reply->Take(), Error{ErrorCode::kTimeout, "The engines did not answer in time.", "", false});
+            ReplyError(reply->Take(),
+                       Error{ErrorCode::kTimeout, "The engines did not answer in time.", "", false});
         }
     });
     for (const auto& entry : groups) {
@@ -473,8 +493,8 @@ bool ShardHandler::AdminFailed(http::Exchange& exchange, const std::vector<Admin
         for (const group::AdminReply& reply : answer.replies) {
             ++ranks;
             if (!reply.status) {
-                failures += (failures.empty() ? "" : "; ") + answer.group_name + "/" + std::to_string(reply.rank) + ": " +
-                            reply.status.error().message;
+                failures += (failures.empty() ? "" : "; ") + answer.group_name + "/" +
+                            std::to_string(reply.rank) + ": " + reply.status.error().message;
                 code = reply.status.error().code;
             }
         }
@@ -644,24 +664,27 @@ void ShardHandler::LoadLora(http::Exchange& exchange) {
             return;
         }
         if (!model->features.lora) {
-            ReplyError(exchange, Error::Invalid("lora_name", "The engines of group " + entry->spec.name + " do not support LoRA adapters."));
+            ReplyError(exchange, Error::Invalid("lora_name", "The engines of group " + entry->spec.name +
+                                                                 " do not support LoRA adapters."));
             return;
         }
         groups.push_back(entry);
     }
     call.lora.id = state_.next_lora_id.fetch_add(1, std::memory_order_relaxed);
     const wire::LoraRequest lora = call.lora;
-    Admin(exchange, std::move(call), groups, [this, groups, lora](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
-        if (AdminFailed(to, answers)) {
-            return;
-        }
-        for (const auto& entry : groups) {
-            const std::lock_guard lock{entry->adapters_mutex};
-            entry->adapters.push_back(lora);
-            entry->adapters_version.fetch_add(1, std::memory_order_release);
-        }
-        Reply(to, 200, "text/plain; charset=utf-8", "Success: LoRA adapter '" + lora.name + "' added successfully.");
-    });
+    Admin(exchange, std::move(call), groups,
+          [this, groups, lora](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
+              if (AdminFailed(to, answers)) {
+                  return;
+              }
+              for (const auto& entry : groups) {
+                  const std::lock_guard lock{entry->adapters_mutex};
+                  entry->adapters.push_back(lora);
+                  entry->adapters_version.fetch_add(1, std::memory_order_release);
+              }
+              Reply(to, 200, "text/plain; charset=utf-8",
+                    "Success: LoRA adapter '" + lora.name + "' added successfully.");
+          });
 }
 
 void ShardHandler::UnloadLora(http::Exchange& exchange) {
@@ -688,20 +711,24 @@ void ShardHandler::UnloadLora(http::Exchange& exchange) {
         }
     }
     if (groups.empty()) {
-        ReplyError(exchange, Error{ErrorCode::kNotFound, "There is no LoRA adapter '" + *name + "'.", "lora_name", false});
+        ReplyError(exchange, Error{ErrorCode::kNotFound, "There is no LoRA adapter '" + *name + "'.",
+                                   "lora_name", false});
         return;
     }
-    Admin(exchange, std::move(call), groups, [this, groups, name = *name](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
-        if (AdminFailed(to, answers)) {
-            return;
-        }
-        for (const auto& entry : groups) {
-            const std::lock_guard lock{entry->adapters_mutex};
-            std::erase_if(entry->adapters, [&](const wire::LoraRequest& lora) { return lora.name == name; });
-            entry->adapters_version.fetch_add(1, std::memory_order_release);
-        }
-        Reply(to, 200, "text/plain; charset=utf-8", "Success: LoRA adapter '" + name + "' removed successfully.");
-    });
+    Admin(exchange, std::move(call), groups,
+          [this, groups, name = *name](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
+              if (AdminFailed(to, answers)) {
+                  return;
+              }
+              for (const auto& entry : groups) {
+                  const std::lock_guard lock{entry->adapters_mutex};
+                  std::erase_if(entry->adapters,
+                                [&](const wire::LoraRequest& lora) { return lora.name == name; });
+                  entry->adapters_version.fetch_add(1, std::memory_order_release);
+              }
+              Reply(to, 200, "text/plain; charset=utf-8",
+                    "Success: LoRA adapter '" + name + "' removed successfully.");
+          });
 }
 
 }  // namespace rankgate::gateway

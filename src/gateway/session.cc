@@ -10,9 +10,13 @@
 namespace rankgate::gateway {
 namespace {
 
-double WallSeconds() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double WallSeconds() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
-double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+double Seconds(Duration duration) {
+    return std::chrono::duration<double>(duration).count();
+}
 
 }  // namespace
 
@@ -35,11 +39,13 @@ Session::Session(ShardHandler& handler, http::Exchange& exchange, std::shared_pt
     handler_.state_.requests_open.fetch_add(1, std::memory_order_relaxed);
     const double limit = handler_.state_.options.request_timeout_seconds;
     if (limit > 0) {
-        timeout_ = handler_.shard_.SetTimer(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(limit)), [this] {
-            timeout_ = 0;
-            Fail(Error{ErrorCode::kTimeout, "The request did not finish within the server's time limit.", "", false},
-                 group::CancelCause::kTimeout);
-        });
+        timeout_ = handler_.shard_.SetTimer(
+            std::chrono::duration_cast<Duration>(std::chrono::duration<double>(limit)), [this] {
+                timeout_ = 0;
+                Fail(Error{ErrorCode::kTimeout, "The request did not finish within the server's time limit.",
+                           "", false},
+                     group::CancelCause::kTimeout);
+            });
     }
 }
 
@@ -57,7 +63,8 @@ void Session::End(group::CancelCause cause) {
         metrics.e2e.Observe(Seconds(handler_.shard_.Now() - arrived_), E2eBounds());
         metrics.generation_length.Observe(tokens, LengthBounds());
         if (tokens > 1 && first_token_ != TimePoint{}) {
-            metrics.time_per_token.Observe(Seconds(handler_.shard_.Now() - first_token_) / (tokens - 1), TimePerTokenBounds());
+            metrics.time_per_token.Observe(Seconds(handler_.shard_.Now() - first_token_) / (tokens - 1),
+                                           TimePerTokenBounds());
         }
     }
     if (job_ != nullptr) {
@@ -132,7 +139,8 @@ void Session::Run(api::ParsedRequest parsed, Result<std::vector<api::PreparedPro
     }
     metrics.prompt_tokens.Add(prompt_tokens);
     metrics.prompt_length.Observe(static_cast<double>(prompt_tokens), LengthBounds());
-    assembler_.emplace(std::move(parsed), model_, std::move(*prompts), reply_id, static_cast<std::int64_t>(arrived_wall_));
+    assembler_.emplace(std::move(parsed), model_, std::move(*prompts), reply_id,
+                       static_cast<std::int64_t>(arrived_wall_));
     submitted_ = true;
     keys_.assign(built->size(), 0);
     for (std::uint32_t choice = 0; choice < built->size(); ++choice) {
@@ -148,8 +156,8 @@ void Session::Run(api::ParsedRequest parsed, Result<std::vector<api::PreparedPro
 void Session::StartStream() {
     handler_.Count(200);
     std::string rank;
-    std::array<http::HeaderView, 3> headers{http::HeaderView{"Cache-Control", "no-cache"}, http::HeaderView{"X-Accel-Buffering", "no"},
-                                            http::HeaderView{}};
+    std::array<http::HeaderView, 3> headers{http::HeaderView{"Cache-Control", "no-cache"},
+                                            http::HeaderView{"X-Accel-Buffering", "no"}, http::HeaderView{}};
     std::size_t count = 2;
     if (handler_.state_.options.debug_headers) {
         rank = entry_->spec.name + "/" + std::to_string(rank_);
@@ -158,13 +166,15 @@ void Session::StartStream() {
     exchange_->StartStream(std::span{headers}.first(count));
 }
 
-void Session::OnOutput(const api::ChoiceOutput& output, const Error* error, std::int32_t rank, bool terminal) {
+void Session::OnOutput(const api::ChoiceOutput& output, const Error* error, std::int32_t rank,
+                       bool terminal) {
     if (rank >= 0) {
         rank_ = rank;
     }
     if (!output.tokens.empty() && first_token_ == TimePoint{}) {
         first_token_ = handler_.shard_.Now();
-        handler_.metrics_.models[entry_->model_slot].ttft.Observe(Seconds(first_token_ - arrived_), TtftBounds());
+        handler_.metrics_.models[entry_->model_slot].ttft.Observe(Seconds(first_token_ - arrived_),
+                                                                  TtftBounds());
     }
     // Until the stream has begun an error can still be an HTTP status: its bytes go aside first.
     const bool aside = !exchange_->streaming();
@@ -173,10 +183,12 @@ void Session::OnOutput(const api::ChoiceOutput& output, const Error* error, std:
         sink.clear();
     }
     const std::uint32_t choice = output.choice;
-    const api::Effect effect = error != nullptr ? assembler_->OnError(choice, *error, sink) : assembler_->OnOutput(output, sink);
+    const api::Effect effect =
+        error != nullptr ? assembler_->OnError(choice, *error, sink) : assembler_->OnOutput(output, sink);
     if (terminal) {
         Finish finish = Finish::kError;
-        if (const std::string_view reason = assembler_->finish_reason(choice); error == nullptr && reason == "length") {
+        if (const std::string_view reason = assembler_->finish_reason(choice);
+            error == nullptr && reason == "length") {
             finish = Finish::kLength;
         } else if (error == nullptr && output.finish_reason == wire::FinishReason::kAbort) {
             finish = Finish::kAbort;

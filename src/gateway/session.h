@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One generation request on its shard, from admission to the last byte of its answer: Preparing -> Running -> gone. It owns what the
-// engines still do for it: whatever ends it first (last output, stop string, client, reader too slow, drain, timeout, lost group)
-// cancels the rest and gives the admission back, once. Shard-confined; deletes itself through End.
+// One generation request on its shard, from admission to the last byte of its answer: Preparing -> Running ->
+// gone. It owns what the engines still do for it: whatever ends it first (last output, stop string, client,
+// reader too slow, drain, timeout, lost group) cancels the rest and gives the admission back, once.
+// Shard-confined; deletes itself through End.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ class Session final : public http::ExchangeListener {
     void OnClosed(http::CloseReason reason) noexcept override;
     /// The prompts are ready: builds and submits. Consumes `parsed`.
     void Run(api::ParsedRequest parsed, Result<std::vector<api::PreparedPrompt>> prompts);
-    /// One choice's share of a step. `error` replaces the output. `terminal`: the engine is done with the choice.
+    /// One choice's share of a step. `error` replaces the output. `terminal`: the engine is done with the
+    /// choice.
     void OnOutput(const api::ChoiceOutput& output, const Error* error, std::int32_t rank, bool terminal);
     /// Ends the request with an error that is not one choice's.
     void Fail(const Error& error, group::CancelCause cause);
@@ -64,7 +66,8 @@ class Session final : public http::ExchangeListener {
 /// The slow step of a session on the prepare pool.
 class GenerateJob final : public PrepareJob, public std::enable_shared_from_this<GenerateJob> {
   public:
-    GenerateJob(ShardHandler& handler, std::uint64_t session, api::ParsedRequest parsed, std::shared_ptr<const api::ModelInfo> model)
+    GenerateJob(ShardHandler& handler, std::uint64_t session, api::ParsedRequest parsed,
+                std::shared_ptr<const api::ModelInfo> model)
         : handler_{handler}, session_{session}, parsed_{std::move(parsed)}, model_{std::move(model)} {}
     void Run() noexcept override;
 
@@ -75,11 +78,12 @@ class GenerateJob final : public PrepareJob, public std::enable_shared_from_this
     std::optional<Result<std::vector<api::PreparedPrompt>>> prompts_;
 };
 
-/// An exchange that waits for something else than a generation (pool, control thread, group). Found by id, because its client may
-/// leave first.
+/// An exchange that waits for something else than a generation (pool, control thread, group). Found by id,
+/// because its client may leave first.
 class PendingReply final : public http::ExchangeListener {
   public:
-    PendingReply(ShardHandler& handler, http::Exchange& exchange, std::uint64_t id) : handler_{handler}, exchange_{&exchange}, id_{id} {}
+    PendingReply(ShardHandler& handler, http::Exchange& exchange, std::uint64_t id)
+        : handler_{handler}, exchange_{&exchange}, id_{id} {}
     void OnClosed(http::CloseReason reason) noexcept override;
     /// The exchange to answer on; this is gone afterwards.
     http::Exchange& Take();

@@ -19,7 +19,8 @@ bool IsJsonType(std::string_view type) {
     while (!lower.empty() && lower.back() == ' ') {
         lower.pop_back();
     }
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
     return lower.empty() || lower == "application/json" || lower == "text/json" ||
            (lower.starts_with("application/") && lower.ends_with("+json"));
 }
@@ -28,8 +29,9 @@ bool IsJsonType(std::string_view type) {
 bool SameKey(std::string_view given, const std::string& key) {
     unsigned char difference = given.size() == key.size() ? 0 : 1;
     for (std::size_t i = 0; i < given.size(); ++i) {
-        difference = static_cast<unsigned char>(difference | (static_cast<unsigned char>(given[i]) ^
-                                                              static_cast<unsigned char>(key[i % key.size()])));
+        difference =
+            static_cast<unsigned char>(difference | (static_cast<unsigned char>(given[i]) ^
+                                                     static_cast<unsigned char>(key[i % key.size()])));
     }
     return difference == 0;
 }
@@ -54,7 +56,8 @@ std::string_view BearerToken(std::string_view header) {
 }
 
 std::size_t TextBytes(const api::ParsedRequest& request) {
-    std::size_t bytes = request.messages_json.size() + request.tools_json.size() + request.documents_json.size();
+    std::size_t bytes =
+        request.messages_json.size() + request.tools_json.size() + request.documents_json.size();
     for (const api::Prompt& prompt : request.prompts) {
         if (const auto* text = std::get_if<std::string>(&prompt)) {
             bytes += text->size();
@@ -78,7 +81,9 @@ ShardHandler::ShardHandler(http::Shard& shard, State& state, ShardMetrics& metri
 
 ShardHandler::~ShardHandler() = default;
 
-void ShardHandler::OnStop() noexcept { shard_.Unwatch(mailbox_.fd()); }
+void ShardHandler::OnStop() noexcept {
+    shard_.Unwatch(mailbox_.fd());
+}
 
 void ShardHandler::SetTable(std::shared_ptr<const GroupTable> table) {
     table_ = std::move(table);
@@ -98,7 +103,8 @@ void ShardHandler::FailRequests(std::int32_t group, const Error& error, group::C
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------- outputs
+// -------------------------------------------------------------------------------------------------------------------
+// outputs
 
 void ShardHandler::OnOutputs() {
     mailbox_.Acknowledge();
@@ -118,23 +124,27 @@ void ShardHandler::OnOutputs() {
 
 void ShardHandler::Deliver(const group::OutputBatch& batch, const group::Output& output) {
     const auto place = static_cast<std::size_t>(output.stream & kPlaceMask);
-    if (place >= streams_.size() || streams_[place].session == nullptr || streams_[place].generation != output.stream >> kSlotBits) {
+    if (place >= streams_.size() || streams_[place].session == nullptr ||
+        streams_[place].generation != output.stream >> kSlotBits) {
         metrics_.late_outputs.Add(1);  // it was cancelled while this was on its way
         return;
     }
     const Stream stream = streams_[place];
     const auto pick = [](const auto& table, std::int32_t index) {
-        return index >= 0 && static_cast<std::size_t>(index) < table.size() ? &table[static_cast<std::size_t>(index)] : nullptr;
+        return index >= 0 && static_cast<std::size_t>(index) < table.size()
+                   ? &table[static_cast<std::size_t>(index)]
+                   : nullptr;
     };
     const Error* error = pick(batch.errors, output.error);
-    stream.session->OnOutput(api::ChoiceOutput{.choice = stream.choice,
-                                               .tokens = batch.TokensOf(output),
-                                               .finish_reason = output.finish_reason,
-                                               .logprobs = pick(batch.logprobs, output.logprobs),
-                                               .prompt_logprobs = pick(batch.logprobs, output.prompt_logprobs),
-                                               .stop_reason = pick(batch.stop_reasons, output.stop_reason),
-                                               .num_cached_tokens = output.num_cached_tokens},
-                             error, output.rank, error != nullptr || output.finish_reason != wire::FinishReason::kNone);
+    stream.session->OnOutput(
+        api::ChoiceOutput{.choice = stream.choice,
+                          .tokens = batch.TokensOf(output),
+                          .finish_reason = output.finish_reason,
+                          .logprobs = pick(batch.logprobs, output.logprobs),
+                          .prompt_logprobs = pick(batch.logprobs, output.prompt_logprobs),
+                          .stop_reason = pick(batch.stop_reasons, output.stop_reason),
+                          .num_cached_tokens = output.num_cached_tokens},
+        error, output.rank, error != nullptr || output.finish_reason != wire::FinishReason::kNone);
 }
 
 group::StreamKey ShardHandler::OpenStream(Session& session, std::uint32_t choice) {
@@ -157,7 +167,8 @@ void ShardHandler::CloseStream(group::StreamKey key) {
     free_streams_.push_back(place);
 }
 
-// -------------------------------------------------------------------------------------------------------------------- models
+// --------------------------------------------------------------------------------------------------------------------
+// models
 
 const std::shared_ptr<const api::ModelInfo>& ShardHandler::ModelOf(const std::shared_ptr<GroupEntry>& entry) {
     ModelCache& cached = models_[entry->index];
@@ -171,8 +182,8 @@ const std::shared_ptr<const api::ModelInfo>& ShardHandler::ModelOf(const std::sh
             }
             return std::make_tuple(s.max_model_len, s.size, lora);
         };
-        if (cached.model == nullptr || cached.adapters_version != version || facts(*cached.snapshot) != facts(*snapshot) ||
-            cached.snapshot->runtime != snapshot->runtime) {
+        if (cached.model == nullptr || cached.adapters_version != version ||
+            facts(*cached.snapshot) != facts(*snapshot) || cached.snapshot->runtime != snapshot->runtime) {
             cached.model = MakeModelInfo(*entry, *snapshot, state_.options);
         }
         cached.adapters_version = version;
@@ -196,7 +207,8 @@ std::shared_ptr<GroupEntry> ShardHandler::AnyGroup(const std::optional<std::stri
 }
 
 std::shared_ptr<GroupEntry> ShardHandler::ChooseGroup(const std::optional<std::string>& name, Error& error) {
-    // Least own work per live rank among the groups that serve the model; the scan starts one further each time, so that equals share.
+    // Least own work per live rank among the groups that serve the model; the scan starts one further each
+    // time, so that equals share.
     const auto& entries = table_->entries;
     const std::size_t count = entries.size();
     std::shared_ptr<GroupEntry> best;
@@ -228,19 +240,22 @@ std::shared_ptr<GroupEntry> ShardHandler::ChooseGroup(const std::optional<std::s
         if (!snapshot.serving || model->max_model_len <= 0) {
             continue;
         }
-        const double load = static_cast<double>(entry->in_flight.load(std::memory_order_relaxed)) / std::max(1, snapshot.live);
+        const double load = static_cast<double>(entry->in_flight.load(std::memory_order_relaxed)) /
+                            std::max(1, snapshot.live);
         if (best == nullptr || load < best_load) {
             best = entry;
             best_load = load;
         }
     }
     if (best == nullptr) {
-        error = known || !name ? Error{ErrorCode::kUnavailable, "No engine of this model is ready.", "", true} : api::ModelNotFound(*name);
+        error = known || !name ? Error{ErrorCode::kUnavailable, "No engine of this model is ready.", "", true}
+                               : api::ModelNotFound(*name);
     }
     return best;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- generation
+// ----------------------------------------------------------------------------------------------------------------
+// generation
 
 void ShardHandler::Chat(http::Exchange& exchange) {
     const std::string body = std::move(exchange.request().body);
@@ -270,9 +285,12 @@ void ShardHandler::Generate(http::Exchange& exchange, Result<api::ParsedRequest>
     }
     // Admission before anything is copied or computed for the request.
     const auto choices = static_cast<std::int64_t>(parsed->num_choices());
-    if (state_.choices_open.fetch_add(choices, std::memory_order_relaxed) + choices > state_.options.max_in_flight) {
+    if (state_.choices_open.fetch_add(choices, std::memory_order_relaxed) + choices >
+        state_.options.max_in_flight) {
         state_.choices_open.fetch_sub(choices, std::memory_order_relaxed);
-        ReplyError(exchange, Error{ErrorCode::kOverloaded, "The server handles as many requests as it may (--max-in-flight).", "", true});
+        ReplyError(exchange,
+                   Error{ErrorCode::kOverloaded,
+                         "The server handles as many requests as it may (--max-in-flight).", "", true});
         return;
     }
     auto* session = new Session(*this, exchange, std::move(entry), model, choices);
@@ -287,7 +305,8 @@ void ShardHandler::Generate(http::Exchange& exchange, Result<api::ParsedRequest>
     session->job_ = std::make_shared<GenerateJob>(*this, session->id_, std::move(*parsed), model);
     preparing_.emplace(session->id_, session);
     if (!state_.pool->Submit(session->job_, bytes)) {
-        session->Fail(Error{ErrorCode::kOverloaded, "Too many requests wait to be tokenized (--max-prepare-queue).", "", true},
+        session->Fail(Error{ErrorCode::kOverloaded,
+                            "Too many requests wait to be tokenized (--max-prepare-queue).", "", true},
                       group::CancelCause::kDrain);
     }
 }
@@ -303,7 +322,8 @@ void ShardHandler::OnPrepared(GenerateJob& job) {
     session->Run(std::move(job.parsed_), std::move(*job.prompts_));
 }
 
-// ------------------------------------------------------------------------------------------------------------ requests, routes
+// ------------------------------------------------------------------------------------------------------------
+// requests, routes
 
 const std::vector<ShardHandler::Route>& ShardHandler::Routes() {
     using http::Method;
@@ -341,11 +361,13 @@ const std::vector<ShardHandler::Route>& ShardHandler::Routes() {
     return routes;
 }
 
-const ShardHandler::Route* ShardHandler::Find(std::string_view path, http::Method method, bool& path_known, std::string& allow) {
+const ShardHandler::Route* ShardHandler::Find(std::string_view path, http::Method method, bool& path_known,
+                                              std::string& allow) {
     path_known = false;
     const http::Method wanted = method == http::Method::kHead ? http::Method::kGet : method;
     for (const Route& route : Routes()) {
-        const bool match = route.prefix ? path.size() > route.path.size() && path.starts_with(route.path) : path == route.path;
+        const bool match = route.prefix ? path.size() > route.path.size() && path.starts_with(route.path)
+                                        : path == route.path;
         if (!match) {
             continue;
         }
@@ -354,7 +376,9 @@ const ShardHandler::Route* ShardHandler::Find(std::string_view path, http::Metho
             return &route;
         }
         allow += allow.empty() ? "" : ", ";
-        allow += route.method == http::Method::kGet ? "GET, HEAD" : route.method == http::Method::kPost ? "POST" : "DELETE";
+        allow += route.method == http::Method::kGet    ? "GET, HEAD"
+                 : route.method == http::Method::kPost ? "POST"
+                                                       : "DELETE";
     }
     return nullptr;
 }
@@ -366,10 +390,13 @@ Status ShardHandler::Authorize(const http::Request& request, const Route* route)
     const auto& keys = state_.options.api_keys;
     if (keys.empty()) {
         const std::string& host = state_.options.host;
-        const bool local = host.empty() || host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+        const bool local = host.empty() || host == "localhost" || host == "::1" || host == "[::1]" ||
+                           host.starts_with("127.");
         if (route != nullptr && route->admin && !local) {
             return Error{ErrorCode::kForbidden,
-                         "Administrative routes need --api-key when the server listens on an address that is not loopback.", "", false};
+                         "Administrative routes need --api-key when the server listens on an address that is "
+                         "not loopback.",
+                         "", false};
         }
         return Status::Ok();
     }
@@ -379,7 +406,8 @@ Status ShardHandler::Authorize(const http::Request& request, const Route* route)
         known = SameKey(token, key) || known;
     }
     if (!known) {
-        return Error{ErrorCode::kUnauthorized, "The API key is missing or wrong: send 'Authorization: Bearer <key>'.", "", false};
+        return Error{ErrorCode::kUnauthorized,
+                     "The API key is missing or wrong: send 'Authorization: Bearer <key>'.", "", false};
     }
     return Status::Ok();
 }
@@ -410,14 +438,18 @@ bool ShardHandler::OnHeaders(const http::Request& request, http::Response& refus
         return refuse(allowed.error());
     }
     if (!path_known) {
-        return refuse(Error{ErrorCode::kNotFound, "There is no route " + ToValidUtf8(request.path()) + ".", "", false});
+        return refuse(
+            Error{ErrorCode::kNotFound, "There is no route " + ToValidUtf8(request.path()) + ".", "", false});
     }
     if (route == nullptr) {
         refusal.headers.emplace_back("Allow", allow + ", OPTIONS");
-        return refuse(Error{ErrorCode::kMethodNotAllowed, "This route does not take " + std::string{request.method_text()} + ".", "", false});
+        return refuse(Error{ErrorCode::kMethodNotAllowed,
+                            "This route does not take " + std::string{request.method_text()} + ".", "",
+                            false});
     }
     if (route->json_body && !IsJsonType(request.Header("content-type"))) {
-        return refuse(Error{ErrorCode::kUnsupportedMediaType, "The body must be application/json.", "", false});
+        return refuse(
+            Error{ErrorCode::kUnsupportedMediaType, "The body must be application/json.", "", false});
     }
     if (route->generation && state_.draining.load(std::memory_order_relaxed)) {
         refusal.close = true;
@@ -442,7 +474,8 @@ void ShardHandler::OnRequest(http::Exchange& exchange) noexcept {
     (this->*route->run)(exchange);
 }
 
-void ShardHandler::Reply(http::Exchange& exchange, int status, std::string_view content_type, std::string_view body) {
+void ShardHandler::Reply(http::Exchange& exchange, int status, std::string_view content_type,
+                         std::string_view body) {
     Count(status);
     exchange.Respond(status, content_type, body);
 }
@@ -460,7 +493,9 @@ PendingReply& ShardHandler::Park(http::Exchange& exchange) {
     return *reply;
 }
 
-void ShardHandler::EraseReply(std::uint64_t id) { replies_.erase(id); }
+void ShardHandler::EraseReply(std::uint64_t id) {
+    replies_.erase(id);
+}
 
 PendingReply* ShardHandler::FindReply(std::uint64_t id) {
     const auto found = replies_.find(id);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One shard's application side: routes, keys, and the generation requests that live on it. Outputs of all groups arrive in its own
-// mailbox, once per engine step, and leave as bytes before the loop goes on. Shard-confined; others reach it through Shard::Post.
+// One shard's application side: routes, keys, and the generation requests that live on it. Outputs of all
+// groups arrive in its own mailbox, once per engine step, and leave as bytes before the loop goes on.
+// Shard-confined; others reach it through Shard::Post.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,8 @@ class ShardHandler final : public http::Handler {
     friend class PendingReply;
     friend class GenerateJob;
 
-    /// Texts up to this size are prepared on the shard: cheaper than two hand-overs, too short to be felt by others.
+    /// Texts up to this size are prepared on the shard: cheaper than two hand-overs, too short to be felt by
+    /// others.
     static constexpr std::size_t kInlineBytes = 4096;
     static constexpr int kSlotBits = 24;
     /// The longest an administrative call may take before its client gets an answer.
@@ -52,14 +54,15 @@ class ShardHandler final : public http::Handler {
         std::string_view path;
         http::Method method;
         RouteFn run;
-        bool open{false};        // served without a key
-        bool admin{false};       // never without a key on a public address
+        bool open{false};   // served without a key
+        bool admin{false};  // never without a key on a public address
         bool json_body{false};
         bool generation{false};  // refused while draining
         bool prefix{false};      // the path continues
     };
     static const std::vector<Route>& Routes();
-    static const Route* Find(std::string_view path, http::Method method, bool& path_known, std::string& allow);
+    static const Route* Find(std::string_view path, http::Method method, bool& path_known,
+                             std::string& allow);
 
     /// A choice's place in the shard's table; the stream key is generation and place.
     struct Stream {
@@ -77,7 +80,9 @@ class ShardHandler final : public http::Handler {
     void Count(int status) noexcept { metrics_.responses[static_cast<std::size_t>(status) % 600].Add(1); }
     void Reply(http::Exchange& exchange, int status, std::string_view content_type, std::string_view body);
     void ReplyError(http::Exchange& exchange, const Error& error);
-    void ReplyJson(http::Exchange& exchange, std::string_view body) { Reply(exchange, 200, "application/json", body); }
+    void ReplyJson(http::Exchange& exchange, std::string_view body) {
+        Reply(exchange, 200, "application/json", body);
+    }
     Status Authorize(const http::Request& request, const Route* route) const;
 
     void OnOutputs();
@@ -122,7 +127,8 @@ class ShardHandler final : public http::Handler {
     void StopProfile(http::Exchange& exchange);
 
     using AdminDone = std::function<void(http::Exchange&, const std::vector<AdminAnswer>&)>;
-    void Admin(http::Exchange& exchange, group::AdminCall call, std::vector<std::shared_ptr<GroupEntry>> groups, AdminDone done);
+    void Admin(http::Exchange& exchange, group::AdminCall call,
+               std::vector<std::shared_ptr<GroupEntry>> groups, AdminDone done);
     void AdminAll(http::Exchange& exchange, group::AdminCall call, AdminDone done);
     void AdminSimple(http::Exchange& exchange, group::AdminCall call);
     bool AdminFailed(http::Exchange& exchange, const std::vector<AdminAnswer>& answers);

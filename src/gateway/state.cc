@@ -6,21 +6,23 @@
 
 namespace rankgate::gateway {
 
-std::shared_ptr<const api::ModelInfo> MakeModelInfo(const GroupEntry& entry, const group::GroupSnapshot& snapshot,
+std::shared_ptr<const api::ModelInfo> MakeModelInfo(const GroupEntry& entry,
+                                                    const group::GroupSnapshot& snapshot,
                                                     const GatewayOptions& options) {
     auto model = std::make_shared<api::ModelInfo>();
     model->served_names = entry.served_names;
     model->created = entry.created;
     model->assets = entry.assets;
-    model->vocab_size = static_cast<std::int32_t>(std::min<std::int64_t>(entry.assets->vocab_size, INT32_MAX));
+    model->vocab_size =
+        static_cast<std::int32_t>(std::min<std::int64_t>(entry.assets->vocab_size, INT32_MAX));
     model->max_model_len = snapshot.max_model_len;
     if (options.max_model_len > 0 && model->max_model_len > 0) {
         model->max_model_len = std::min(model->max_model_len, options.max_model_len);
     }
     model->data_parallel_size = snapshot.size;
     model->features = snapshot.runtime == "tokenspeed" ? api::Features::TokenSpeed() : api::Features::Vllm();
-    model->features.lora =
-        std::any_of(snapshot.ranks.begin(), snapshot.ranks.end(), [](const group::RankInfo& rank) { return rank.supports_lora; });
+    model->features.lora = std::any_of(snapshot.ranks.begin(), snapshot.ranks.end(),
+                                       [](const group::RankInfo& rank) { return rank.supports_lora; });
     const std::lock_guard lock{entry.adapters_mutex};
     model->adapters = entry.adapters;
     return model;
@@ -71,7 +73,8 @@ MetricsView State::View() const {
     const auto current = table();
     for (const auto& entry : current->entries) {
         if (entry->managed()) {
-            view.groups.push_back({entry->spec.name, entry->served_names.front(), entry->handle.group->Snapshot()});
+            view.groups.push_back(
+                {entry->spec.name, entry->served_names.front(), entry->handle.group->Snapshot()});
         }
     }
     view.prepare_queue = pool == nullptr ? 0 : pool->queued();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the gateway's parts share: the group table, admission, and the flags of the process. Groups are added and removed by the
-// control thread, which swaps the whole table; shards keep the one they were told of and never lock.
+// What the gateway's parts share: the group table, admission, and the flags of the process. Groups are added
+// and removed by the control thread, which swaps the whole table; shards keep the one they were told of and
+// never lock.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,8 @@
 
 namespace rankgate::gateway {
 
-/// One group (or a foreign HTTP worker, which has no `handle.group` and is only listed). Immutable but for the marked members.
+/// One group (or a foreign HTTP worker, which has no `handle.group` and is only listed). Immutable but for
+/// the marked members.
 struct GroupEntry {
     std::int32_t index{0};  // never reused; OutputBatch::group
     WorkerSpec spec;
@@ -46,7 +48,8 @@ struct GroupTable {
 };
 
 /// Builds what the api layer knows of a group's model from the files, the flags and what its live ranks say.
-std::shared_ptr<const api::ModelInfo> MakeModelInfo(const GroupEntry& entry, const group::GroupSnapshot& snapshot,
+std::shared_ptr<const api::ModelInfo> MakeModelInfo(const GroupEntry& entry,
+                                                    const group::GroupSnapshot& snapshot,
                                                     const GatewayOptions& options);
 
 struct AdminAnswer {

@@ -24,7 +24,8 @@ class Request {
     Method method{Method::kGet};
     bool http10{false};
     bool chunked{false};
-    /// The whole body, decoded. If not empty, `body.capacity() >= body.size() + kBodyPadding`. May be moved out.
+    /// The whole body, decoded. If not empty, `body.capacity() >= body.size() + kBodyPadding`. May be moved
+    /// out.
     std::string body;
     /// The client's X-Request-Id when it is safe to echo (1..128 visible ASCII characters), else one of our
     /// own.

@@ -14,13 +14,18 @@ namespace beast = boost::beast;
 /// The first reserve for a body whose Content-Length is only a claim so far.
 constexpr std::size_t kFirstBodyReserve = 64 * 1024;
 
-constexpr char Lower(char c) noexcept { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
-
-bool EqualsIgnoringCase(std::string_view a, std::string_view lower) noexcept {
-    return a.size() == lower.size() && std::equal(a.begin(), a.end(), lower.begin(), [](char x, char y) { return Lower(x) == y; });
+constexpr char Lower(char c) noexcept {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
 }
 
-std::string_view View(beast::string_view text) noexcept { return {text.data(), text.size()}; }
+bool EqualsIgnoringCase(std::string_view a, std::string_view lower) noexcept {
+    return a.size() == lower.size() &&
+           std::equal(a.begin(), a.end(), lower.begin(), [](char x, char y) { return Lower(x) == y; });
+}
+
+std::string_view View(beast::string_view text) noexcept {
+    return {text.data(), text.size()};
+}
 
 Method MethodOf(beast::http::verb verb) noexcept {
     switch (verb) {
@@ -55,7 +60,8 @@ std::string_view Request::Header(std::string_view lower_name) const noexcept {
 }
 
 bool Request::Has(std::string_view lower_name) const noexcept {
-    return std::any_of(fields_.begin(), fields_.end(), [&](const auto& field) { return View(field.first) == lower_name; });
+    return std::any_of(fields_.begin(), fields_.end(),
+                       [&](const auto& field) { return View(field.first) == lower_name; });
 }
 
 class RequestParser::Impl final : public beast::http::basic_parser<true> {
@@ -74,7 +80,8 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
             if (ec == beast::http::error::need_more) {
                 // Only heads, chunk heads and trailers may be incomplete, and all of them are short.
                 if (bytes.size() - used > limits_.max_header_bytes) {
-                    Fail(ErrorCode::kHeadersTooLarge, "A chunk header or trailer is larger than the header limit.");
+                    Fail(ErrorCode::kHeadersTooLarge,
+                         "A chunk header or trailer is larger than the header limit.");
                 }
                 return used;
             }
@@ -115,15 +122,20 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
         if (!error_.message.empty()) {  // one of our own checks
             state_ = State::kError;
         } else if (ec == beast::http::error::header_limit) {
-            Fail(ErrorCode::kHeadersTooLarge, "The request head is larger than " + std::to_string(limits_.max_header_bytes) + " bytes.");
+            Fail(ErrorCode::kHeadersTooLarge,
+                 "The request head is larger than " + std::to_string(limits_.max_header_bytes) + " bytes.");
         } else if (ec == beast::http::error::body_limit) {
-            Fail(ErrorCode::kTooLarge, "The request body is larger than " + std::to_string(limits_.max_body_bytes) + " bytes.");
+            Fail(ErrorCode::kTooLarge,
+                 "The request body is larger than " + std::to_string(limits_.max_body_bytes) + " bytes.");
         } else if (ec == beast::http::error::bad_version) {
             Fail(ErrorCode::kInvalidArgument, "Only HTTP/1.0 and HTTP/1.1 are spoken here.");
-        } else if (ec == beast::http::error::bad_content_length || ec == beast::http::error::multiple_content_length) {
-            Fail(ErrorCode::kInvalidArgument, "The Content-Length is malformed, repeated, or stands beside Transfer-Encoding.");
+        } else if (ec == beast::http::error::bad_content_length ||
+                   ec == beast::http::error::multiple_content_length) {
+            Fail(ErrorCode::kInvalidArgument,
+                 "The Content-Length is malformed, repeated, or stands beside Transfer-Encoding.");
         } else if (ec == beast::http::error::bad_transfer_encoding) {
-            Fail(ErrorCode::kInvalidArgument, "The Transfer-Encoding is malformed, repeated, or stands beside Content-Length.");
+            Fail(ErrorCode::kInvalidArgument,
+                 "The Transfer-Encoding is malformed, repeated, or stands beside Content-Length.");
         } else if (ec == beast::http::error::bad_chunk || ec == beast::http::error::bad_chunk_extension) {
             Fail(ErrorCode::kInvalidArgument, "The chunked coding of the request body is malformed.");
         } else {
@@ -132,10 +144,12 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
     }
 
     Request::Slice Store(std::string_view text, bool lower) {
-        const Request::Slice slice{static_cast<std::uint32_t>(request_.head_.size()), static_cast<std::uint32_t>(text.size())};
+        const Request::Slice slice{static_cast<std::uint32_t>(request_.head_.size()),
+                                   static_cast<std::uint32_t>(text.size())};
         request_.head_.append(text);
         if (lower) {
-            std::transform(request_.head_.begin() + slice.offset, request_.head_.end(), request_.head_.begin() + slice.offset, Lower);
+            std::transform(request_.head_.begin() + slice.offset, request_.head_.end(),
+                           request_.head_.begin() + slice.offset, Lower);
         }
         return slice;
     }
@@ -145,8 +159,8 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
         ec = beast::http::error::bad_value;
     }
 
-    void on_request_impl(beast::http::verb method, beast::string_view method_text, beast::string_view target, int version,
-                         beast::error_code& /*ec*/) override {
+    void on_request_impl(beast::http::verb method, beast::string_view method_text, beast::string_view target,
+                         int version, beast::error_code& /*ec*/) override {
         request_.head_.reserve(1024);
         request_.fields_.reserve(16);
         request_.method = MethodOf(method);
@@ -154,17 +168,21 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
         request_.method_text_ = Store(View(method_text), false);
         request_.target_ = Store(View(target), false);
         const std::size_t mark = View(target).find('?');
-        request_.path_size_ = static_cast<std::uint32_t>(mark == std::string_view::npos ? target.size() : mark);
+        request_.path_size_ =
+            static_cast<std::uint32_t>(mark == std::string_view::npos ? target.size() : mark);
     }
 
-    void on_response_impl(int /*code*/, beast::string_view /*reason*/, int /*version*/, beast::error_code& /*ec*/) override {}
+    void on_response_impl(int /*code*/, beast::string_view /*reason*/, int /*version*/,
+                          beast::error_code& /*ec*/) override {}
 
-    void on_field_impl(beast::http::field name, beast::string_view name_text, beast::string_view value, beast::error_code& ec) override {
+    void on_field_impl(beast::http::field name, beast::string_view name_text, beast::string_view value,
+                       beast::error_code& ec) override {
         if (state_ != State::kHead) {
             return;  // a trailer
         }
         if (request_.fields_.size() >= limits_.max_headers) {
-            Refuse(ErrorCode::kHeadersTooLarge, "The request has more than " + std::to_string(limits_.max_headers) + " headers.", ec);
+            Refuse(ErrorCode::kHeadersTooLarge,
+                   "The request has more than " + std::to_string(limits_.max_headers) + " headers.", ec);
             return;
         }
         if (name == beast::http::field::host) {
@@ -216,7 +234,9 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
                 // A kept promise so far: grow by doubling, up to what Content-Length announced.
                 std::size_t target = std::max(needed, 2 * request_.body.capacity());
                 if (request_.content_length >= 0) {
-                    target = std::min(target, std::max(needed, static_cast<std::size_t>(request_.content_length) + kBodyPadding));
+                    target = std::min(
+                        target,
+                        std::max(needed, static_cast<std::size_t>(request_.content_length) + kBodyPadding));
                 }
                 request_.body.reserve(target);
             }
@@ -225,9 +245,13 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
         return bytes.size();
     }
 
-    std::size_t on_body_impl(beast::string_view bytes, beast::error_code& /*ec*/) override { return Keep(View(bytes)); }
-    void on_chunk_header_impl(std::uint64_t /*size*/, beast::string_view /*ext*/, beast::error_code& /*ec*/) override {}
-    std::size_t on_chunk_body_impl(std::uint64_t /*remain*/, beast::string_view bytes, beast::error_code& /*ec*/) override {
+    std::size_t on_body_impl(beast::string_view bytes, beast::error_code& /*ec*/) override {
+        return Keep(View(bytes));
+    }
+    void on_chunk_header_impl(std::uint64_t /*size*/, beast::string_view /*ext*/,
+                              beast::error_code& /*ec*/) override {}
+    std::size_t on_chunk_body_impl(std::uint64_t /*remain*/, beast::string_view bytes,
+                                   beast::error_code& /*ec*/) override {
         return Keep(View(bytes));
     }
     void on_finish_impl(beast::error_code& /*ec*/) override {}
@@ -238,7 +262,8 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
     bool whole_{false};
 };
 
-RequestParser::RequestParser(const Limits& limits, Request& request) : impl_{std::make_unique<Impl>(limits, request)} {}
+RequestParser::RequestParser(const Limits& limits, Request& request)
+    : impl_{std::make_unique<Impl>(limits, request)} {}
 RequestParser::~RequestParser() = default;
 
 std::size_t RequestParser::Feed(std::string_view bytes) noexcept {
@@ -248,10 +273,20 @@ std::size_t RequestParser::Feed(std::string_view bytes) noexcept {
     return impl_->Feed(bytes);
 }
 
-RequestParser::State RequestParser::state() const noexcept { return impl_->state_; }
-const Error& RequestParser::error() const noexcept { return impl_->error_; }
-bool RequestParser::keep_alive() const noexcept { return impl_->keep_alive(); }
-bool RequestParser::expects_continue() const noexcept { return impl_->expects_continue_; }
-void RequestParser::DiscardBody() noexcept { impl_->discard_ = true; }
+RequestParser::State RequestParser::state() const noexcept {
+    return impl_->state_;
+}
+const Error& RequestParser::error() const noexcept {
+    return impl_->error_;
+}
+bool RequestParser::keep_alive() const noexcept {
+    return impl_->keep_alive();
+}
+bool RequestParser::expects_continue() const noexcept {
+    return impl_->expects_continue_;
+}
+void RequestParser::DiscardBody() noexcept {
+    impl_->discard_ = true;
+}
 
 }  // namespace rankgate::http

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a connection -> Request. Wraps Beast's parser (grammar, chunked coding, Content-Length rules) and adds what it leaves
-// open: header count, one Host, no transfer coding but "chunked", request ids. Stops after the headers so that a request can be
-// refused before its body is read. One parser per request; shard-confined.
+// Bytes of a connection -> Request. Wraps Beast's parser (grammar, chunked coding, Content-Length rules) and
+// adds what it leaves open: header count, one Host, no transfer coding but "chunked", request ids. Stops
+// after the headers so that a request can be refused before its body is read. One parser per request;
+// shard-confined.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +24,8 @@ class RequestParser {
     RequestParser(const RequestParser&) = delete;
     RequestParser& operator=(const RequestParser&) = delete;
 
-    /// Consumes what it can; the caller presents the rest again, in front of newer bytes. Returns at kHeadDone (call again for the
-    /// body), kDone and kError, or when more bytes are needed.
+    /// Consumes what it can; the caller presents the rest again, in front of newer bytes. Returns at
+    /// kHeadDone (call again for the body), kDone and kError, or when more bytes are needed.
     std::size_t Feed(std::string_view bytes) noexcept;
     State state() const noexcept;
     /// Meaningful in kError; such a connection cannot go on.

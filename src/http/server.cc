@@ -41,11 +41,13 @@ constexpr std::size_t kReadBuffer = 64 * 1024;
 constexpr int kReadsPerWake = 16;
 constexpr int kAcceptsPerWake = 64;
 constexpr Duration kAcceptRetry = std::chrono::milliseconds{100};
-/// Bytes of further requests that may wait behind an answer; above it the connection is not read until the answer is out.
+/// Bytes of further requests that may wait behind an answer; above it the connection is not read until the
+/// answer is out.
 constexpr std::size_t kMaxPipelined = 64 * 1024;
 /// A refused body up to this size is read and thrown away, so that the connection lives on.
 constexpr std::int64_t kMaxSkippedBody = 256 * 1024;
-/// After an answer that leaves unread input behind: how long and how much is read so that the answer is not lost to a reset.
+/// After an answer that leaves unread input behind: how long and how much is read so that the answer is not
+/// lost to a reset.
 constexpr Duration kLingerTime = std::chrono::seconds{2};
 constexpr std::size_t kLingerBytes = 4 * 1024 * 1024;
 /// An empty output buffer larger than this is given back.
@@ -125,11 +127,13 @@ void AppendJsonString(std::string& out, std::string_view text) {
 /// Counters have one writer: a plain load and store, no locked instruction.
 template <class T, class U>
 void Add(std::atomic<T>& counter, U by) noexcept {
-    counter.store(static_cast<T>(counter.load(std::memory_order_relaxed) + static_cast<T>(by)), std::memory_order_relaxed);
+    counter.store(static_cast<T>(counter.load(std::memory_order_relaxed) + static_cast<T>(by)),
+                  std::memory_order_relaxed);
 }
 
 bool SafeToEcho(std::string_view id) noexcept {
-    return !id.empty() && id.size() <= kMaxRequestId && std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 0x7f; });
+    return !id.empty() && id.size() <= kMaxRequestId &&
+           std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 0x7f; });
 }
 
 bool PrintableAscii(std::string_view text) noexcept {
@@ -161,11 +165,13 @@ std::string ErrorBody(const Error& error) {
 
 class ShardImpl;
 
-/// One accepted socket: its parser, its current exchange and its buffers. Destroyed by the shard once no wait refers to it.
+/// One accepted socket: its parser, its current exchange and its buffers. Destroyed by the shard once no wait
+/// refers to it.
 class Connection final : public Exchange, public WheelEntry {
   public:
-    /// kReading: between requests or inside one. kHandling: the handler owes an answer. kStreaming: it has begun one. kFinishing: the
-    /// answer is complete and being written. kLingering: said goodbye, reading so that the peer can read our last words.
+    /// kReading: between requests or inside one. kHandling: the handler owes an answer. kStreaming: it has
+    /// begun one. kFinishing: the answer is complete and being written. kLingering: said goodbye, reading so
+    /// that the peer can read our last words.
     enum class Phase : std::uint8_t { kReading, kHandling, kStreaming, kFinishing, kLingering, kClosed };
 
     Connection(ShardImpl& shard, int fd, const TlsContext* tls);
@@ -177,7 +183,8 @@ class Connection final : public Exchange, public WheelEntry {
     void Close(CloseReason reason, bool reset, bool tell);
 
     // Exchange
-    void Respond(int status, std::string_view content_type, std::string_view body, std::span<const HeaderView> headers) noexcept;
+    void Respond(int status, std::string_view content_type, std::string_view body,
+                 std::span<const HeaderView> headers) noexcept;
     void StartStream(std::span<const HeaderView> headers) noexcept;
     std::string& Stream() noexcept;
     void Touch() noexcept;
@@ -242,10 +249,12 @@ class Connection final : public Exchange, public WheelEntry {
 
 class ShardImpl final : public Shard {
   public:
-    ShardImpl(int index, const ServerOptions& options, const TlsContext* tls, std::size_t max_connections, std::atomic<bool>& draining);
+    ShardImpl(int index, const ServerOptions& options, const TlsContext* tls, std::size_t max_connections,
+              std::atomic<bool>& draining);
     ~ShardImpl();
 
-    /// Everything that runs user code or writes to a connection runs inside one: its end flushes what was touched.
+    /// Everything that runs user code or writes to a connection runs inside one: its end flushes what was
+    /// touched.
     class Batch {
       public:
         explicit Batch(ShardImpl& shard) : shard_{shard} {
@@ -327,7 +336,8 @@ class ShardImpl final : public Shard {
     std::mt19937_64 random_{std::random_device{}()};
 };
 
-// ---------------------------------------------------------------------------------------------------------------- Connection
+// ----------------------------------------------------------------------------------------------------------------
+// Connection
 
 Connection::Connection(ShardImpl& shard, int fd, const TlsContext* tls)
     : shard_{shard}, descriptor_{shard.context_, fd}, transport_{fd, tls} {}
@@ -337,7 +347,9 @@ void Connection::Start() {
     ArmRead();
 }
 
-void Connection::ArmDeadline(Duration from_now) { shard_.wheel_.Arm(*this, shard_.now_ + from_now); }
+void Connection::ArmDeadline(Duration from_now) {
+    shard_.wheel_.Arm(*this, shard_.now_ + from_now);
+}
 
 void Connection::ArmBodyDeadline() {
     const Limits& limits = shard_.options_.limits;
@@ -543,7 +555,8 @@ bool Connection::OnHeadDone(bool more_bytes) {
         }
     } else if (!coding.empty() && coding != "identity") {
         refused = true;
-        const Error error{ErrorCode::kUnsupportedMediaType, "Content-Encoding is not supported: send the body as it is.", "", false};
+        const Error error{ErrorCode::kUnsupportedMediaType,
+                          "Content-Encoding is not supported: send the body as it is.", "", false};
         refusal.status = HttpStatus(error.code);
         refusal.body = ErrorBody(error);
     } else {
@@ -557,7 +570,8 @@ bool Connection::OnHeadDone(bool more_bytes) {
         }
         return true;
     }
-    if (has_body && !request_.chunked && request_.content_length <= kMaxSkippedBody && !parser_->expects_continue()) {
+    if (has_body && !request_.chunked && request_.content_length <= kMaxSkippedBody &&
+        !parser_->expects_continue()) {
         refusal_ = std::make_unique<Response>(std::move(refusal));
         parser_->DiscardBody();
         return true;
@@ -609,8 +623,9 @@ void Connection::FailRequest(const Error& error) {
 
 bool Connection::OriginAllowed(std::string_view origin) const {
     const auto& allowed = shard_.options_.allowed_origins;
-    return !origin.empty() &&
-           std::any_of(allowed.begin(), allowed.end(), [&](const std::string& one) { return one == "*" || one == origin; });
+    return !origin.empty() && std::any_of(allowed.begin(), allowed.end(), [&](const std::string& one) {
+        return one == "*" || one == origin;
+    });
 }
 
 void Connection::AppendHead(int status, std::string_view content_type, std::size_t length, bool has_length,
@@ -661,7 +676,8 @@ void Connection::AppendHead(int status, std::string_view content_type, std::size
     out_ += "\r\n\r\n";
 }
 
-void Connection::Respond(int status, std::string_view content_type, std::string_view body, std::span<const HeaderView> headers) noexcept {
+void Connection::Respond(int status, std::string_view content_type, std::string_view body,
+                         std::span<const HeaderView> headers) noexcept {
     if (phase_ != Phase::kHandling) {
         RG_DCHECK(false);
         return;
@@ -704,7 +720,8 @@ void Connection::OpenChunk() {
     out_.append(kChunkHead, '0');
 }
 
-/// Fills the gap in front of the bytes appended since OpenChunk; an empty chunk (which would end the body) is taken back.
+/// Fills the gap in front of the bytes appended since OpenChunk; an empty chunk (which would end the body) is
+/// taken back.
 void Connection::CloseChunk() {
     if (chunk_at_ == kNone) {
         return;
@@ -766,7 +783,8 @@ void Connection::EndStream() noexcept {
 void Connection::ReportHeld() {
     const std::size_t held = HeldBytes();
     if (held != reported_held_) {
-        Add(shard_.stats_.bytes_held, static_cast<std::int64_t>(held) - static_cast<std::int64_t>(reported_held_));
+        Add(shard_.stats_.bytes_held,
+            static_cast<std::int64_t>(held) - static_cast<std::int64_t>(reported_held_));
         reported_held_ = held;
     }
 }
@@ -780,7 +798,8 @@ void Connection::Flush() {
         CloseChunk();
         bool progress = false;
         while (out_offset_ < out_.size()) {
-            const Transport::Outcome outcome = transport_.Write(out_.data() + out_offset_, out_.size() - out_offset_);
+            const Transport::Outcome outcome =
+                transport_.Write(out_.data() + out_offset_, out_.size() - out_offset_);
             if (outcome.io == Transport::Io::kDone) {
                 out_offset_ += outcome.bytes;
                 progress = true;
@@ -917,13 +936,21 @@ void Connection::Close(CloseReason reason, bool reset, bool tell) {
     shard_.Release(*this);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ Exchange
+// ------------------------------------------------------------------------------------------------------------------
+// Exchange
 
-Request& Exchange::request() noexcept { return static_cast<Connection*>(this)->request_; }
-Shard& Exchange::shard() noexcept { return static_cast<Connection*>(this)->shard_; }
-void Exchange::set_listener(ExchangeListener* listener) noexcept { static_cast<Connection*>(this)->listener_ = listener; }
+Request& Exchange::request() noexcept {
+    return static_cast<Connection*>(this)->request_;
+}
+Shard& Exchange::shard() noexcept {
+    return static_cast<Connection*>(this)->shard_;
+}
+void Exchange::set_listener(ExchangeListener* listener) noexcept {
+    static_cast<Connection*>(this)->listener_ = listener;
+}
 
-void Exchange::Respond(int status, std::string_view content_type, std::string_view body, std::span<const HeaderView> headers) noexcept {
+void Exchange::Respond(int status, std::string_view content_type, std::string_view body,
+                       std::span<const HeaderView> headers) noexcept {
     static_cast<Connection*>(this)->Respond(status, content_type, body, headers);
 }
 
@@ -951,20 +978,33 @@ void Exchange::RespondError(const Error& error, std::span<const HeaderView> head
     static_cast<Connection*>(this)->Respond(status, "application/json", ErrorBody(error), all);
 }
 
-void Exchange::StartStream(std::span<const HeaderView> headers) noexcept { static_cast<Connection*>(this)->StartStream(headers); }
+void Exchange::StartStream(std::span<const HeaderView> headers) noexcept {
+    static_cast<Connection*>(this)->StartStream(headers);
+}
 bool Exchange::streaming() const noexcept {
     return static_cast<const Connection*>(this)->phase_ == Connection::Phase::kStreaming;
 }
-std::string& Exchange::stream() noexcept { return static_cast<Connection*>(this)->Stream(); }
-void Exchange::Touch() noexcept { static_cast<Connection*>(this)->Touch(); }
-void Exchange::EndStream() noexcept { static_cast<Connection*>(this)->EndStream(); }
-void Exchange::Abort() noexcept { static_cast<Connection*>(this)->Close(CloseReason::kServerStop, true, false); }
-std::size_t Exchange::held_bytes() const noexcept { return static_cast<const Connection*>(this)->HeldBytes(); }
+std::string& Exchange::stream() noexcept {
+    return static_cast<Connection*>(this)->Stream();
+}
+void Exchange::Touch() noexcept {
+    static_cast<Connection*>(this)->Touch();
+}
+void Exchange::EndStream() noexcept {
+    static_cast<Connection*>(this)->EndStream();
+}
+void Exchange::Abort() noexcept {
+    static_cast<Connection*>(this)->Close(CloseReason::kServerStop, true, false);
+}
+std::size_t Exchange::held_bytes() const noexcept {
+    return static_cast<const Connection*>(this)->HeldBytes();
+}
 
-// ----------------------------------------------------------------------------------------------------------------- ShardImpl
+// -----------------------------------------------------------------------------------------------------------------
+// ShardImpl
 
-ShardImpl::ShardImpl(int index, const ServerOptions& options, const TlsContext* tls, std::size_t max_connections,
-                     std::atomic<bool>& draining)
+ShardImpl::ShardImpl(int index, const ServerOptions& options, const TlsContext* tls,
+                     std::size_t max_connections, std::atomic<bool>& draining)
     : index_{index},
       options_{options},
       max_connections_{max_connections},
@@ -977,7 +1017,8 @@ ShardImpl::ShardImpl(int index, const ServerOptions& options, const TlsContext* 
 
 ShardImpl::~ShardImpl() {
     handler_.reset();
-    // Waits that never completed refer to connections; both go now, in an order in which neither calls the other.
+    // Waits that never completed refer to connections; both go now, in an order in which neither calls the
+    // other.
     while (connections_ != nullptr) {
         Connection* connection = connections_;
         connections_ = connection->next_;
@@ -1003,12 +1044,13 @@ void ShardImpl::WaitAccept(Listener& listener) {
     if (stopping_) {
         return;
     }
-    listener.descriptor.async_wait(Descriptor::wait_read, [this, &listener](const boost::system::error_code& ec) {
-        if (!ec && !stopping_) {
-            const Batch batch{*this};
-            Accept(listener);
-        }
-    });
+    listener.descriptor.async_wait(Descriptor::wait_read,
+                                   [this, &listener](const boost::system::error_code& ec) {
+                                       if (!ec && !stopping_) {
+                                           const Batch batch{*this};
+                                           Accept(listener);
+                                       }
+                                   });
 }
 
 void ShardImpl::RetryAccept(Listener& listener) {
@@ -1026,16 +1068,20 @@ void ShardImpl::Accept(Listener& listener) {
         const std::int64_t open = stats_.connections_open.load(std::memory_order_relaxed);
         if (static_cast<std::size_t>(open) >= max_connections_) {
             if (std::uint64_t suppressed = 0; limiter.Allow(suppressed)) {
-                LogWarning("http_connection_limit", {{"shard", index_}, {"open", open}, {"suppressed", suppressed}});
+                LogWarning("http_connection_limit",
+                           {{"shard", index_}, {"open", open}, {"suppressed", suppressed}});
             }
             RetryAccept(listener);
             return;
         }
-        const int fd = ::accept4(listener.descriptor.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        const int fd =
+            ::accept4(listener.descriptor.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
                 if (std::uint64_t suppressed = 0; limiter.Allow(suppressed)) {
-                    LogWarning("http_accept_failed", {{"shard", index_}, {"reason", std::strerror(errno)}, {"suppressed", suppressed}});
+                    LogWarning(
+                        "http_accept_failed",
+                        {{"shard", index_}, {"reason", std::strerror(errno)}, {"suppressed", suppressed}});
                 }
                 RetryAccept(listener);
                 return;
@@ -1163,10 +1209,11 @@ std::string_view ShardImpl::Date() {
         std::tm parts{};
         ::gmtime_r(&second, &parts);
         static constexpr const char* kDays[] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
-        static constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
-        const int size = std::snprintf(date_.data(), date_.size(), "%s, %02d %s %04d %02d:%02d:%02d GMT", kDays[parts.tm_wday],
-                                       parts.tm_mday, kMonths[parts.tm_mon], parts.tm_year + 1900, parts.tm_hour, parts.tm_min,
-                                       parts.tm_sec);
+        static constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                                  "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+        const int size = std::snprintf(date_.data(), date_.size(), "%s, %02d %s %04d %02d:%02d:%02d GMT",
+                                       kDays[parts.tm_wday], parts.tm_mday, kMonths[parts.tm_mon],
+                                       parts.tm_year + 1900, parts.tm_hour, parts.tm_min, parts.tm_sec);
         date_size_ = static_cast<std::size_t>(std::max(0, size));
     }
     return {date_.data(), date_size_};
@@ -1183,23 +1230,27 @@ std::string ShardImpl::MakeRequestId() {
 }
 
 void ShardImpl::WatchAgain(const std::shared_ptr<Watcher>& watcher) {
-    watcher->descriptor.async_wait(Descriptor::wait_read, [this, watcher](const boost::system::error_code& ec) {
-        if (ec || !watcher->live) {
-            return;
-        }
-        {
-            const Batch batch{*this};
-            watcher->on_readable();
-        }
-        if (watcher->live) {
-            WatchAgain(watcher);
-        }
-    });
+    watcher->descriptor.async_wait(Descriptor::wait_read,
+                                   [this, watcher](const boost::system::error_code& ec) {
+                                       if (ec || !watcher->live) {
+                                           return;
+                                       }
+                                       {
+                                           const Batch batch{*this};
+                                           watcher->on_readable();
+                                       }
+                                       if (watcher->live) {
+                                           WatchAgain(watcher);
+                                       }
+                                   });
 }
 
-// --------------------------------------------------------------------------------------------------------------------- Shard
+// ---------------------------------------------------------------------------------------------------------------------
+// Shard
 
-int Shard::index() const noexcept { return static_cast<const ShardImpl*>(this)->index_; }
+int Shard::index() const noexcept {
+    return static_cast<const ShardImpl*>(this)->index_;
+}
 
 void Shard::Post(std::function<void()> fn) {
     auto* impl = static_cast<ShardImpl*>(this);
@@ -1244,10 +1295,15 @@ void Shard::CancelTimer(TimerId id) noexcept {
     }
 }
 
-TimePoint Shard::Now() const noexcept { return static_cast<const ShardImpl*>(this)->now_; }
-const ShardStats& Shard::stats() const noexcept { return static_cast<const ShardImpl*>(this)->stats_; }
+TimePoint Shard::Now() const noexcept {
+    return static_cast<const ShardImpl*>(this)->now_;
+}
+const ShardStats& Shard::stats() const noexcept {
+    return static_cast<const ShardImpl*>(this)->stats_;
+}
 
-// -------------------------------------------------------------------------------------------------------------------- Server
+// --------------------------------------------------------------------------------------------------------------------
+// Server
 
 struct Server::Impl {
     ServerOptions options;
@@ -1267,7 +1323,9 @@ Server::Server(ServerOptions options, HandlerFactory factory) : impl_{std::make_
     impl_->options.shards = std::max(1, impl_->options.shards);
 }
 
-Server::~Server() { Stop(); }
+Server::~Server() {
+    Stop();
+}
 
 Status Server::Listen() {
     ServerOptions& options = impl_->options;
@@ -1283,13 +1341,15 @@ Status Server::Listen() {
         rlimit limit{};
         ::getrlimit(RLIMIT_NOFILE, &limit);
         // A tenth is left for engines, files and the next accept.
-        const std::size_t files = limit.rlim_cur == RLIM_INFINITY ? 1'000'000 : static_cast<std::size_t>(limit.rlim_cur);
+        const std::size_t files =
+            limit.rlim_cur == RLIM_INFINITY ? 1'000'000 : static_cast<std::size_t>(limit.rlim_cur);
         max_connections = std::max<std::size_t>(16, files - files / 10);
     }
     const auto shards = static_cast<std::size_t>(options.shards);
     for (std::size_t i = 0; i < shards; ++i) {
-        impl_->shards.push_back(std::make_unique<ShardImpl>(static_cast<int>(i), options, impl_->tls.get(),
-                                                            std::max<std::size_t>(1, max_connections / shards), impl_->draining));
+        impl_->shards.push_back(
+            std::make_unique<ShardImpl>(static_cast<int>(i), options, impl_->tls.get(),
+                                        std::max<std::size_t>(1, max_connections / shards), impl_->draining));
     }
     if (!options.listen.host.empty()) {
         auto bound = BindTcp(options.listen.host, options.listen.port, options.shards);
@@ -1317,7 +1377,9 @@ Status Server::Listen() {
     return Status::Ok();
 }
 
-std::uint16_t Server::port() const noexcept { return impl_->port; }
+std::uint16_t Server::port() const noexcept {
+    return impl_->port;
+}
 
 std::string Server::url() const {
     const ListenOptions& listen = impl_->options.listen;
@@ -1338,7 +1400,9 @@ void Server::Start() {
     }
 }
 
-void Server::BeginDrain() noexcept { impl_->draining.store(true, std::memory_order_relaxed); }
+void Server::BeginDrain() noexcept {
+    impl_->draining.store(true, std::memory_order_relaxed);
+}
 
 void Server::Stop() {
     if (impl_->stopped) {
@@ -1356,8 +1420,14 @@ void Server::Stop() {
     }
 }
 
-int Server::num_shards() const noexcept { return impl_->options.shards; }
-const ShardStats& Server::stats(int shard) const noexcept { return impl_->shards[static_cast<std::size_t>(shard)]->stats_; }
-void Server::Post(int shard, std::function<void()> fn) { impl_->shards[static_cast<std::size_t>(shard)]->Post(std::move(fn)); }
+int Server::num_shards() const noexcept {
+    return impl_->options.shards;
+}
+const ShardStats& Server::stats(int shard) const noexcept {
+    return impl_->shards[static_cast<std::size_t>(shard)]->stats_;
+}
+void Server::Post(int shard, std::function<void()> fn) {
+    impl_->shards[static_cast<std::size_t>(shard)]->Post(std::move(fn));
+}
 
 }  // namespace rankgate::http

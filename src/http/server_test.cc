@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server as a client on a raw socket sees it. Every test binds to port 0; nothing sleeps except to watch a deadline pass.
+// The server as a client on a raw socket sees it. Every test binds to port 0; nothing sleeps except to watch
+// a deadline pass.
 #include "http/server.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// /hello, /echo, /stream (3 events and an end), /silent (a stream that waits), /hang (no answer), /async (answers from a later turn).
+/// /hello, /echo, /stream (3 events and an end), /silent (a stream that waits), /hang (no answer), /async
+/// (answers from a later turn).
 class TestHandler final : public Handler, public ExchangeListener {
   public:
     explicit TestHandler(Shard& shard) : shard_{shard} {}
@@ -145,13 +147,17 @@ TEST_F(ServerTest, AnswersPipelinedRequestsInOrder) {
     RawClient client{port()};
     std::string bytes;
     for (int i = 0; i < 50; ++i) {
-        bytes += i % 3 == 0 ? Post("/echo", std::to_string(i)) : i % 3 == 1 ? Get("/hello?" + std::to_string(i)) : Get("/async");
+        bytes += i % 3 == 0   ? Post("/echo", std::to_string(i))
+                 : i % 3 == 1 ? Get("/hello?" + std::to_string(i))
+                              : Get("/async");
     }
     ASSERT_TRUE(client.Send(bytes));
     for (int i = 0; i < 50; ++i) {
         const RawReply reply = client.Read();
         ASSERT_TRUE(reply.complete) << i;
-        EXPECT_EQ(reply.body, i % 3 == 0 ? std::to_string(i) : i % 3 == 1 ? "hello " + std::to_string(i) : "later");
+        EXPECT_EQ(reply.body, i % 3 == 0   ? std::to_string(i)
+                              : i % 3 == 1 ? "hello " + std::to_string(i)
+                                           : "later");
     }
 }
 
@@ -170,20 +176,23 @@ TEST_F(ServerTest, StaysInStepWhateverTheSegments) {
 TEST_F(ServerTest, ReadsChunkedBodiesWithExtensionsAndTrailers) {
     Start();
     RawClient client{port()};
-    ASSERT_TRUE(client.Send("POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
-                            "5;ext=\"a b\"\r\nhello\r\n6\r\n world\r\n0\r\nTrailer: x\r\n\r\n" +
-                            Get("/hello")));
+    ASSERT_TRUE(
+        client.Send("POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
+                    "5;ext=\"a b\"\r\nhello\r\n6\r\n world\r\n0\r\nTrailer: x\r\n\r\n" +
+                    Get("/hello")));
     EXPECT_EQ(client.Read().body, "hello world");
     EXPECT_EQ(client.Read().body, "hello ");
 }
 
 TEST_F(ServerTest, RefusesLengthAndChunkedTogether) {
     Start();
-    for (const char* headers : {"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
-                                "Content-Length: 5\r\nContent-Length: 6\r\n", "Content-Length: +5\r\n", "Content-Length: -1\r\n",
-                                "Content-Length: 5, 6\r\n"}) {
+    for (const char* headers :
+         {"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+          "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "Content-Length: 5\r\nContent-Length: 6\r\n",
+          "Content-Length: +5\r\n", "Content-Length: -1\r\n", "Content-Length: 5, 6\r\n"}) {
         RawClient client{port()};
-        ASSERT_TRUE(client.Send("POST /echo HTTP/1.1\r\nHost: t\r\n" + std::string{headers} + "\r\n0\r\n\r\nGET /hello HTTP/1.1\r\n\r\n"));
+        ASSERT_TRUE(client.Send("POST /echo HTTP/1.1\r\nHost: t\r\n" + std::string{headers} +
+                                "\r\n0\r\n\r\nGET /hello HTTP/1.1\r\n\r\n"));
         const RawReply reply = client.Read();
         EXPECT_EQ(reply.status, 400) << headers;
         EXPECT_EQ(reply.Header("connection"), "close");
@@ -197,15 +206,17 @@ TEST_F(ServerTest, RefusesOtherTransferCodings) {
     Start();
     for (const char* coding : {"gzip", "gzip, chunked", "identity", "xchunked"}) {
         RawClient client{port()};
-        ASSERT_TRUE(client.Send("POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: " + std::string{coding} + "\r\n\r\n"));
+        ASSERT_TRUE(client.Send(
+            "POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: " + std::string{coding} + "\r\n\r\n"));
         EXPECT_EQ(client.Read().status, 501) << coding;
     }
 }
 
 TEST_F(ServerTest, AnswersGarbageWithAnErrorObjectAndCloses) {
     Start();
-    for (const char* bytes : {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", "GET\r\n\r\n", "GET / HTTP/2.0\r\n\r\n", "GET / HTTP/1.1\r\nbad header\r\n\r\n",
-                              "GET / HTTP/1.1\r\nHost : t\r\n\r\n", "GET / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    for (const char* bytes : {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", "GET\r\n\r\n", "GET / HTTP/2.0\r\n\r\n",
+                              "GET / HTTP/1.1\r\nbad header\r\n\r\n", "GET / HTTP/1.1\r\nHost : t\r\n\r\n",
+                              "GET / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
                               "POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"}) {
         RawClient client{port()};
         ASSERT_TRUE(client.Send(std::string{bytes} + "\r\n\r\n"));
@@ -258,21 +269,24 @@ TEST_F(ServerTest, SaysContinueBeforeTheBodyOrTheFinalStatusInstead) {
     Start();
     {
         RawClient client{port()};
-        ASSERT_TRUE(client.Send("POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"));
+        ASSERT_TRUE(client.Send(
+            "POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"));
         EXPECT_EQ(client.Read().status, 100);
         ASSERT_TRUE(client.Send("body"));
         EXPECT_EQ(client.Read().body, "body");
     }
     {
         RawClient client{port()};
-        ASSERT_TRUE(client.Send("POST /forbidden HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"));
+        ASSERT_TRUE(client.Send(
+            "POST /forbidden HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"));
         EXPECT_EQ(client.Read().status, 403);
     }
     {
         Limits limits;
         RawClient client{port()};
-        ASSERT_TRUE(client.Send("POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: " + std::to_string(limits.max_body_bytes + 1) +
-                                "\r\nExpect: 100-continue\r\n\r\n"));
+        ASSERT_TRUE(client.Send(
+            "POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: " + std::to_string(limits.max_body_bytes + 1) +
+            "\r\nExpect: 100-continue\r\n\r\n"));
         EXPECT_EQ(client.Read().status, 413);
     }
 }
@@ -313,7 +327,8 @@ TEST_F(ServerTest, RefusesTooLargeBodiesBeforeReadingThem) {
 
 TEST_F(ServerTest, TakesBodiesUpToTheLimit) {
     Start();
-    for (const std::size_t size : {std::size_t{1900 * 1024}, std::size_t{2100 * 1024}, std::size_t{30 * 1024 * 1024}}) {
+    for (const std::size_t size :
+         {std::size_t{1900 * 1024}, std::size_t{2100 * 1024}, std::size_t{30 * 1024 * 1024}}) {
         RawClient client{port()};
         std::thread sender{[&] { client.Send(Post("/echo", std::string(size, 'x'))); }};
         EXPECT_EQ(client.Read().body.size(), size);
@@ -372,14 +387,17 @@ TEST_F(ServerTest, EchoesSafeRequestIdsOnly) {
     RawClient client{port()};
     ASSERT_TRUE(client.Send(Get("/hello", "X-Request-Id: abc-123\r\n")));
     EXPECT_EQ(client.Read().Header("x-request-id"), "abc-123");
-    for (const std::string& id : {std::string{}, std::string(129, 'a'), std::string{"caf\xc3\xa9"}, std::string{"a b"}, std::string{"\xff\xfe"}}) {
+    for (const std::string& id : {std::string{}, std::string(129, 'a'), std::string{"caf\xc3\xa9"},
+                                  std::string{"a b"}, std::string{"\xff\xfe"}}) {
         ASSERT_TRUE(client.Send(Get("/hello", "X-Request-Id: " + id + "\r\n")));
         EXPECT_TRUE(client.Read().Header("x-request-id").starts_with("req-")) << id;
     }
     ASSERT_TRUE(client.Send(Get("/none", "X-Request-Id: err-1\r\n")));
     const RawReply reply = client.Read();
     EXPECT_EQ(reply.Header("x-request-id"), "err-1");
-    EXPECT_EQ(reply.body, R"({"error":{"message":"no \"route\"","type":"invalid_request_error","param":null,"code":"not_found"}})");
+    EXPECT_EQ(
+        reply.body,
+        R"({"error":{"message":"no \"route\"","type":"invalid_request_error","param":null,"code":"not_found"}})");
 }
 
 TEST_F(ServerTest, StreamsChunkedAndKeepsTheConnection) {
@@ -514,7 +532,8 @@ TEST_F(ServerTest, ASlowReaderWithinTheBudgetGetsEveryByte) {
     for (int i = 0; i < 400; ++i) {
         const std::string event = "data: " + std::to_string(i) + std::string(10'000, 'y') + "\n\n";
         expected += event;
-        ASSERT_TRUE(Eventually([&] { return server_->stats(0).bytes_held < 900'000 || client.Fill(milliseconds{0}); }));
+        ASSERT_TRUE(Eventually(
+            [&] { return server_->stats(0).bytes_held < 900'000 || client.Fill(milliseconds{0}); }));
         while (server_->stats(0).bytes_held > 500'000 && client.Fill(milliseconds{100})) {
         }
         OnShard([&] {
@@ -567,7 +586,8 @@ TEST_F(ServerTest, EndsSlowHeadsAndBodiesWith408AndIdleConnectionsQuietly) {
 
 TEST_F(ServerTest, PreflightAndCorsOnlyWhenConfigured) {
     const std::string preflight =
-        "OPTIONS /echo HTTP/1.1\r\nHost: t\r\nOrigin: https://a.example\r\nAccess-Control-Request-Method: POST\r\n"
+        "OPTIONS /echo HTTP/1.1\r\nHost: t\r\nOrigin: https://a.example\r\nAccess-Control-Request-Method: "
+        "POST\r\n"
         "Access-Control-Request-Headers: authorization, content-type, x-stainless-os\r\n\r\n";
     {
         Start();
@@ -653,7 +673,8 @@ TEST_F(ServerTest, ListensOnEveryFormOfHost) {
 }
 
 TEST_F(ServerTest, ListensOnAUnixSocket) {
-    const std::string folder = std::filesystem::temp_directory_path() / ("rg-http-" + std::to_string(::getpid()));
+    const std::string folder =
+        std::filesystem::temp_directory_path() / ("rg-http-" + std::to_string(::getpid()));
     std::filesystem::create_directories(folder);
     const std::string path = folder + "/s.sock";
     ServerOptions options;

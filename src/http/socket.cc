@@ -22,9 +22,13 @@ namespace {
 
 constexpr int kBacklog = 4096;
 
-std::string ErrnoText(int error) { return std::strerror(error); }
+std::string ErrnoText(int error) {
+    return std::strerror(error);
+}
 
-Error StartError(std::string message) { return Error{ErrorCode::kUnavailable, std::move(message), "", false}; }
+Error StartError(std::string message) {
+    return Error{ErrorCode::kUnavailable, std::move(message), "", false};
+}
 
 struct AddressListDeleter {
     void operator()(addrinfo* list) const noexcept { ::freeaddrinfo(list); }
@@ -67,7 +71,8 @@ int BindOne(const addrinfo& info, bool v6_only, bool reuse_port, UniqueFd& out) 
     if (::bind(fd.get(), info.ai_addr, info.ai_addrlen) != 0) {
         return errno;
     }
-    // Set after the bind of the first socket: its bind then fails when anybody else holds the port, and our own shards may join.
+    // Set after the bind of the first socket: its bind then fails when anybody else holds the port, and our
+    // own shards may join.
     ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
     if (::listen(fd.get(), kBacklog) != 0) {
         return errno;
@@ -76,11 +81,11 @@ int BindOne(const addrinfo& info, bool v6_only, bool reuse_port, UniqueFd& out) 
     return 0;
 }
 
-int PreferHttp11(SSL* /*ssl*/, const unsigned char** out, unsigned char* out_size, const unsigned char* in, unsigned int in_size,
-                 void* /*arg*/) {
+int PreferHttp11(SSL* /*ssl*/, const unsigned char** out, unsigned char* out_size, const unsigned char* in,
+                 unsigned int in_size, void* /*arg*/) {
     static constexpr unsigned char kProtocol[] = "\x08http/1.1";
-    if (SSL_select_next_proto(const_cast<unsigned char**>(out), out_size, kProtocol, sizeof kProtocol - 1, in, in_size) ==
-        OPENSSL_NPN_NEGOTIATED) {
+    if (SSL_select_next_proto(const_cast<unsigned char**>(out), out_size, kProtocol, sizeof kProtocol - 1, in,
+                              in_size) == OPENSSL_NPN_NEGOTIATED) {
         return SSL_TLSEXT_ERR_OK;
     }
     return SSL_TLSEXT_ERR_NOACK;
@@ -119,7 +124,8 @@ Result<BoundTcp> BindTcp(const std::string& host, std::uint16_t port, int shards
     hints.ai_flags = AI_PASSIVE;
     addrinfo* raw = nullptr;
     if (const int failure = ::getaddrinfo(bare.c_str(), "0", &hints, &raw); failure != 0) {
-        return StartError("--host " + host + ": the name does not resolve (" + ::gai_strerror(failure) + ").");
+        return StartError("--host " + host + ": the name does not resolve (" + ::gai_strerror(failure) +
+                          ").");
     }
     const AddressList list{raw};
     int addresses = 0;
@@ -138,13 +144,16 @@ Result<BoundTcp> BindTcp(const std::string& host, std::uint16_t port, int shards
             if ((failure == EADDRNOTAVAIL || failure == EAFNOSUPPORT) && addresses > 1) {
                 // A name such as "localhost" lists both families on machines that run only one.
                 if (shard == 0) {
-                    LogWarning("http_address_skipped", {{"host", host}, {"family", info->ai_family == AF_INET6 ? "ipv6" : "ipv4"},
-                                                        {"reason", ErrnoText(failure)}});
+                    LogWarning("http_address_skipped",
+                               {{"host", host},
+                                {"family", info->ai_family == AF_INET6 ? "ipv6" : "ipv4"},
+                                {"reason", ErrnoText(failure)}});
                 }
                 continue;
             }
             if (failure != 0) {
-                return StartError("Cannot listen on " + HostPort(host, bound.port) + " (--host, --port): " + ErrnoText(failure) + ".");
+                return StartError("Cannot listen on " + HostPort(host, bound.port) +
+                                  " (--host, --port): " + ErrnoText(failure) + ".");
             }
             if (bound.port == 0) {
                 bound.port = LocalPort(fd.get());
@@ -152,7 +161,8 @@ Result<BoundTcp> BindTcp(const std::string& host, std::uint16_t port, int shards
             own.push_back(std::move(fd));
         }
         if (own.empty()) {
-            return StartError("Cannot listen on " + HostPort(host, port) + " (--host): no address of it is available here.");
+            return StartError("Cannot listen on " + HostPort(host, port) +
+                              " (--host): no address of it is available here.");
         }
     }
     return bound;
@@ -162,8 +172,8 @@ Result<UniqueFd> BindUnix(const std::string& path) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (path.size() >= sizeof address.sun_path) {
-        return StartError("--uds " + path + ": the path is longer than the " + std::to_string(sizeof address.sun_path - 1) +
-                          " bytes a Unix socket allows.");
+        return StartError("--uds " + path + ": the path is longer than the " +
+                          std::to_string(sizeof address.sun_path - 1) + " bytes a Unix socket allows.");
     }
     std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
     struct stat info {};
@@ -189,7 +199,8 @@ Result<UniqueFd> BindUnix(const std::string& path) {
     return fd;
 }
 
-Result<std::unique_ptr<TlsContext>> TlsContext::Load(const std::string& certfile, const std::string& keyfile) {
+Result<std::unique_ptr<TlsContext>> TlsContext::Load(const std::string& certfile,
+                                                     const std::string& keyfile) {
     ERR_clear_error();
     SSL_CTX* context = SSL_CTX_new(TLS_server_method());
     if (context == nullptr) {
@@ -198,7 +209,8 @@ Result<std::unique_ptr<TlsContext>> TlsContext::Load(const std::string& certfile
     std::unique_ptr<TlsContext> owner{new TlsContext{context}};
     SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-    SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+                                  SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_set_alpn_select_cb(context, PreferHttp11, nullptr);
     if (SSL_CTX_use_certificate_chain_file(context, certfile.c_str()) != 1) {
@@ -214,7 +226,9 @@ Result<std::unique_ptr<TlsContext>> TlsContext::Load(const std::string& certfile
     return owner;
 }
 
-TlsContext::~TlsContext() { SSL_CTX_free(static_cast<SSL_CTX*>(context_)); }
+TlsContext::~TlsContext() {
+    SSL_CTX_free(static_cast<SSL_CTX*>(context_));
+}
 
 Transport::Transport(int descriptor, const TlsContext* tls) : fd_{descriptor} {
     if (tls != nullptr) {
@@ -229,7 +243,9 @@ Transport::Transport(int descriptor, const TlsContext* tls) : fd_{descriptor} {
     }
 }
 
-Transport::~Transport() { SSL_free(static_cast<SSL*>(ssl_)); }
+Transport::~Transport() {
+    SSL_free(static_cast<SSL*>(ssl_));
+}
 
 Transport::Outcome Transport::Read(char* data, std::size_t size) noexcept {
     if (ssl_ == nullptr) {

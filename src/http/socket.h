@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Listening sockets and the byte transport under a connection: a plain descriptor or TLS over one, both non-blocking and both with
-// the same four outcomes. No event loop in here; the shard waits. Start-up (Bind*) and shard-confined (Transport).
+// Listening sockets and the byte transport under a connection: a plain descriptor or TLS over one, both
+// non-blocking and both with the same four outcomes. No event loop in here; the shard waits. Start-up (Bind*)
+// and shard-confined (Transport).
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,8 @@ struct BoundTcp {
     std::uint16_t port{0};
 };
 
-/// Binds every address the host resolves to. Taken ports are an error even if the other side used SO_REUSEPORT.
+/// Binds every address the host resolves to. Taken ports are an error even if the other side used
+/// SO_REUSEPORT.
 Result<BoundTcp> BindTcp(const std::string& host, std::uint16_t port, int shards);
 /// A listening Unix socket, mode 0600. A stale file is replaced only if nobody answers on it.
 Result<UniqueFd> BindUnix(const std::string& path);

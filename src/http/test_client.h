@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A raw blocking socket with deadlines, for tests that must see every byte. Failures are values, so that a test says what it expected.
+// A raw blocking socket with deadlines, for tests that must see every byte. Failures are values, so that a
+// test says what it expected.
 #pragma once
 
 #include <arpa/inet.h>
@@ -33,7 +34,8 @@ struct RawReply {
         std::size_t at = 0;
         while ((at = head.find("\r\n", at)) != std::string::npos) {
             at += 2;
-            if (head.size() >= at + name.size() + 1 && ::strncasecmp(head.data() + at, name.data(), name.size()) == 0 &&
+            if (head.size() >= at + name.size() + 1 &&
+                ::strncasecmp(head.data() + at, name.data(), name.size()) == 0 &&
                 head[at + name.size()] == ':') {
                 std::size_t begin = at + name.size() + 1;
                 while (begin < head.size() && head[begin] == ' ') {
@@ -51,7 +53,8 @@ class RawClient {
   public:
     static constexpr std::chrono::seconds kPatience{10};
 
-    explicit RawClient(std::uint16_t port, int receive_buffer = 0) : fd_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
+    explicit RawClient(std::uint16_t port, int receive_buffer = 0)
+        : fd_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
         if (receive_buffer > 0) {
             ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
         }
@@ -113,7 +116,8 @@ class RawClient {
     bool ClosedWithin(std::chrono::milliseconds patience) {
         const auto deadline = std::chrono::steady_clock::now() + patience;
         while (std::chrono::steady_clock::now() < deadline) {
-            if (!Fill(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()))) {
+            if (!Fill(std::chrono::duration_cast<std::chrono::milliseconds>(
+                    deadline - std::chrono::steady_clock::now()))) {
                 return eof_ || reset_;
             }
         }
@@ -167,7 +171,8 @@ class RawClient {
             }
         }
         if (reply.Has("content-length")) {
-            const auto size = static_cast<std::size_t>(std::strtoul(reply.Header("content-length").c_str(), nullptr, 10));
+            const auto size =
+                static_cast<std::size_t>(std::strtoul(reply.Header("content-length").c_str(), nullptr, 10));
             reply.body = ReadExactly(size);
             reply.complete = reply.body.size() == size;
             return reply;
@@ -205,7 +210,8 @@ inline std::string Get(std::string_view path, std::string_view headers = "") {
     return "GET " + std::string{path} + " HTTP/1.1\r\nHost: t\r\n" + std::string{headers} + "\r\n";
 }
 inline std::string Post(std::string_view path, std::string_view body, std::string_view headers = "") {
-    return "POST " + std::string{path} + " HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+    return "POST " + std::string{path} +
+           " HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
            std::to_string(body.size()) + "\r\n" + std::string{headers} + "\r\n" + std::string{body};
 }
 

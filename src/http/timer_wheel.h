@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hashed timer wheel for connection deadlines: arming, moving and disarming are O(1) and allocate nothing, whatever the number of
-// connections. Coarse on purpose (one slot per tick). Shard-confined; entries are embedded in their owners, who disarm before they die.
+// Hashed timer wheel for connection deadlines: arming, moving and disarming are O(1) and allocate nothing,
+// whatever the number of connections. Coarse on purpose (one slot per tick). Shard-confined; entries are
+// embedded in their owners, who disarm before they die.
 #pragma once
 
 #include <array>
@@ -59,7 +60,8 @@ class TimerWheel {
         }
     }
 
-    /// Calls `expired(entry)` for each entry whose deadline has passed, disarmed already. The callback may arm and disarm any entry.
+    /// Calls `expired(entry)` for each entry whose deadline has passed, disarmed already. The callback may
+    /// arm and disarm any entry.
     template <class F>
     void Advance(TimePoint now, F&& expired) {
         const std::int64_t target = Index(now);
