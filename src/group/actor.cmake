@@ -1,4 +1,4 @@
-rg_library(group_actor SOURCES group_actor.cc DEPS rg_group rg_transport)
+rg_library(group_actor SOURCES group_actor.cc DEPS rg_group rg_transport rg_load_page)
 rg_test(group_actor_test SOURCES actor_test.cc DEPS rg_group_actor rg_fake_rank)
 if(RANKGATE_TESTS)
     target_compile_definitions(group_actor_test PRIVATE RG_FAKE_RANK="$<TARGET_FILE:rg_fake_rank_program>")

@@ -20,6 +20,7 @@
 #include <set>
 #include <thread>
 
+#include "engine/mailbox.h"
 #include "transport/fake_rank.h"
 #include "transport/zmq_util.h"
 #include "wire/handshake.h"
@@ -197,6 +198,19 @@ class GroupActorTest : public ::testing::Test {
             sum += rank.in_flight;
         }
         return sum;
+    }
+    std::vector<AdminReply> CallAdmin(AdminCall what) {
+        std::mutex mutex;
+        std::condition_variable ready;
+        std::optional<std::vector<AdminReply>> answer;
+        actor_->Admin(std::move(what), [&](std::vector<AdminReply> replies) {
+            const std::lock_guard lock{mutex};
+            answer = std::move(replies);
+            ready.notify_all();
+        });
+        std::unique_lock lock{mutex};
+        EXPECT_TRUE(ready.wait_for(lock, seconds(10), [&] { return answer.has_value(); }));
+        return answer.value_or(std::vector<AdminReply>{});
     }
     std::string Root() {
         std::string pattern = "/tmp/rg-act-XXXXXX";
@@ -992,19 +1006,7 @@ TEST_F(GroupActorTest, AnAdministrativeCallAsksEveryRank) {
     AddRank(RankOptions(0));
     AddRank(RankOptions(1));
     ASSERT_TRUE(WaitLive(2));
-    const auto call = [&](AdminCall what) {
-        std::mutex mutex;
-        std::condition_variable ready;
-        std::optional<std::vector<AdminReply>> answer;
-        actor_->Admin(std::move(what), [&](std::vector<AdminReply> replies) {
-            const std::lock_guard lock{mutex};
-            answer = std::move(replies);
-            ready.notify_all();
-        });
-        std::unique_lock lock{mutex};
-        EXPECT_TRUE(ready.wait_for(lock, seconds(10), [&] { return answer.has_value(); }));
-        return answer.value_or(std::vector<AdminReply>{});
-    };
+    const auto call = [&](AdminCall what) { return CallAdmin(std::move(what)); };
     AdminCall loras;
     loras.method = AdminMethod::kListLoras;
     auto replies = call(loras);
@@ -1040,6 +1042,90 @@ TEST_F(GroupActorTest, AnAdministrativeCallEndsWhenItsRankIsLost) {
     ranks_.clear();
     ASSERT_TRUE(client().Wait([&] { return done.load(std::memory_order_acquire) == 1; }, seconds(5)));
     EXPECT_EQ(code, ErrorCode::kRankLost);
+}
+
+TEST_F(GroupActorTest, ALockstepGroupThatIsNotPausedIsNeverToldToResume) {
+    Start(Options(2));
+    for (std::uint16_t rank = 0; rank < 2; ++rank) {
+        FakeRankOptions options = RankOptions(rank);
+        options.data_parallel_size = 2;
+        AddRank(options);
+    }
+    ASSERT_TRUE(WaitLive(2));
+    ASSERT_TRUE(actor_->Snapshot()->lockstep);
+    const auto method = [](std::string_view name) {
+        return [name](const FakeRank::Received& r) {
+            return r.type == 3 && r.payload.find(name) != std::string::npos;
+        };
+    };
+    AdminCall resume;
+    resume.method = AdminMethod::kResume;
+    auto replies = CallAdmin(resume);
+    ASSERT_EQ(replies.size(), 2U);
+    for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_TRUE(replies[i].status.ok());
+        EXPECT_EQ(replies[i].value, "null");
+        EXPECT_TRUE(ranks_[i]->WaitFor(method("is_scheduler_paused")));
+        EXPECT_FALSE(ranks_[i]->WaitFor(method("resume_scheduler"), nullptr, milliseconds(20)));
+    }
+    AdminCall pause;
+    pause.method = AdminMethod::kPause;
+    EXPECT_TRUE(CallAdmin(pause)[1].status.ok());
+    EXPECT_TRUE(CallAdmin(resume)[1].status.ok());
+    for (auto& rank : ranks_) {
+        EXPECT_TRUE(rank->WaitFor(method("pause_scheduler")));
+        EXPECT_TRUE(rank->WaitFor(method("resume_scheduler")));
+    }
+}
+
+TEST_F(GroupActorTest, ALockstepGroupIsWokenOnEveryRankAndLostAsOne) {
+    Start(Options(2));
+    for (std::uint16_t rank = 0; rank < 2; ++rank) {
+        FakeRankOptions options = RankOptions(rank);
+        options.data_parallel_size = 2;
+        options.auto_answer = false;
+        AddRank(options);
+    }
+    ASSERT_TRUE(WaitLive(2));
+    const StreamKey key = client().Submit(4);
+    const auto wave = [](const FakeRank::Received& r) { return r.type == 2; };
+    EXPECT_TRUE(ranks_[0]->WaitFor(wave));
+    EXPECT_TRUE(ranks_[1]->WaitFor(wave));
+    ranks_[1]->Die(false);
+    ASSERT_TRUE(client().WaitEnd(key, seconds(2)));
+    EXPECT_TRUE(client()[key].error.has_value());
+    EXPECT_TRUE(WaitState(0, RankState::kDead, seconds(2)));
+    EXPECT_TRUE(WaitState(1, RankState::kDead, seconds(2)));
+    ranks_.clear();
+    for (std::uint16_t rank = 0; rank < 2; ++rank) {
+        FakeRankOptions options = RankOptions(rank);
+        options.data_parallel_size = 2;
+        AddRank(options);
+    }
+    ASSERT_TRUE(WaitLive(2));
+    const StreamKey next = client().Submit(4);
+    ASSERT_TRUE(client().WaitEnd(next));
+    EXPECT_FALSE(client()[next].error.has_value());
+}
+
+TEST_F(GroupActorTest, ReadsTheLoadFromARanksSharedPage) {
+    engine::LoadPageWriter page;
+    ASSERT_TRUE(page.Open(Root(), "rank0").ok());
+    wire::LoadSnapshot load;
+    load.num_running = 7;
+    load.kv_active_pages = 3;
+    load.kv_total_pages = 10;
+    page.Publish(load);
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.load_page = page.path();
+    options.with_stats = false;
+    AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey key = client().Submit(2);
+    ASSERT_TRUE(client().WaitEnd(key));
+    ASSERT_TRUE(WaitSnapshot([](const GroupSnapshot& s) { return s.ranks[0].load.num_running == 7; }));
+    EXPECT_EQ(actor_->Snapshot()->ranks[0].load.kv_active_pages, 3);
 }
 
 TEST_F(GroupActorTest, HandsOneBatchToAShardPerStepNotPerToken) {

@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/mailbox.h"
 #include "wire/msgpack_json.h"
 #include "wire/tokenspeed/outputs.h"
 #include "wire/tokenspeed/request.h"
@@ -242,6 +243,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         now_ = clock_->Now();
         more_ = false;
         if (commands || commands_left_) {
+            ReadLoadPages();
             TakeCommands(commands);
             Execute();
         }
@@ -252,6 +254,9 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         CheckLosses();
         if (now_ >= next_tick_) {
             Tick();
+        }
+        if (admins_due_) {
+            FinishAdmins();
         }
         core_.Flush();
         Execute();
@@ -274,6 +279,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         TimePoint last_output{};
         bool waiting_hint{false};
         std::string start_problem;
+        engine::LoadPageReader load_page;  // same host, same user: the load without a message
     };
     struct PendingAdmin {
         AdminMethod method{AdminMethod::kIsSleeping};
@@ -539,8 +545,10 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         At(rank).start_problem.clear();
         At(rank).last_output = now_;
         const Status registered = core_.RankRegistered(rank, ToCore(facts), now_);
+        At(rank).load_page.Close();
         if (registered.ok()) {
             core_.RankUp(rank, now_);
+            OpenLoadPage(rank, facts.ready.rankgate_load_mailbox);
         } else {
             At(rank).start_problem = registered.error().message;
             LogError("rank_refused", {{"group", options_.link.group},
@@ -548,6 +556,30 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
                                       {"reason", std::string_view{registered.error().message}}});
         }
         Execute();
+    }
+
+    void OpenLoadPage(std::int32_t rank, const std::optional<std::string>& path) {
+        if (!path || path->empty()) {
+            return;
+        }
+        if (const Status opened = At(rank).load_page.Open(*path); !opened.ok()) {
+            LogWarning("load_page_ignored", {{"group", options_.link.group},
+                                             {"rank", rank},
+                                             {"reason", std::string_view{opened.error().message}}});
+        }
+    }
+
+    /// Fresh loads for the choices of this turn; no system call.
+    void ReadLoadPages() {
+        for (std::int32_t rank = 0; rank < size_; ++rank) {
+            const engine::LoadPageReader& page = At(rank).load_page;
+            if (!page.is_open() || core_.rank_state(rank) != group::RankState::kLive) {
+                continue;
+            }
+            if (const auto reading = page.Read()) {
+                core_.MailboxLoad(rank, reading->load, now_ - Duration{reading->age_ns});
+            }
+        }
     }
 
     std::int32_t OnOutput(std::span<const std::string_view> frames, std::int32_t connection_rank) override {
@@ -792,42 +824,97 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             }
             request.done(std::move(replies));
         } else {
-            PendingAdmin pending;
-            pending.method = request.call.method;
-            pending.done = std::move(request.done);
-            pending.replies = std::move(replies);
-            pending.calls.resize(static_cast<std::size_t>(size_));
-            pending.deadline = now_ + options_.admin_timeout;
-            if (admins_.size() >= kMaxAdminCalls) {
-                for (AdminReply& reply : pending.replies) {
-                    reply.status =
-                        Error{ErrorCode::kOverloaded, "too many administrative calls are waiting", {}, true};
-                }
-                pending.done(std::move(pending.replies));
+            switch (core_.CheckAdmin(request.call.method)) {
+                case AdminGate::kSend:
+                    FanOut(request.call, std::move(request.done));
+                    return;
+                case AdminGate::kBusy:
+                    for (AdminReply& reply : replies) {
+                        reply.status = Error{ErrorCode::kConflict,
+                                             "another pause, resume, sleep or wake-up is under way",
+                                             {},
+                                             true};
+                    }
+                    request.done(std::move(replies));
+                    return;
+                case AdminGate::kNotPaused:
+                    AskWhetherPaused(std::move(request));
+                    return;
+            }
+        }
+    }
+
+    /// A lockstep group that is not paused must not be told to resume. If an earlier gateway paused it, all
+    /// ranks say so.
+    void AskWhetherPaused(AdminRequest&& request) {
+        auto shared = std::make_shared<AdminRequest>(std::move(request));
+        AdminCall question;
+        question.method = AdminMethod::kIsPaused;
+        FanOut(question, [this, shared](std::vector<AdminReply> answers) {
+            const bool known = std::all_of(answers.begin(), answers.end(),
+                                           [](const AdminReply& a) { return a.status.ok(); });
+            const bool paused = known && std::all_of(answers.begin(), answers.end(),
+                                                     [](const AdminReply& a) { return a.value == "true"; });
+            if (paused) {
+                core_.FoundPaused(now_);
+                FanOut(shared->call, std::move(shared->done));
                 return;
             }
-            core_.AdminBegins(pending.method, now_);
-            for (std::int32_t rank = 0; rank < size_; ++rank) {
-                AdminReply& reply = pending.replies[static_cast<std::size_t>(rank)];
-                if (core_.rank_state(rank) != group::RankState::kLive) {
-                    reply.status = Error{ErrorCode::kUnavailable,
-                                         "rank " + std::to_string(rank) + " is " +
-                                             std::string(RankStateName(core_.rank_state(rank))),
-                                         {},
-                                         true};
-                    continue;
-                }
-                const auto call_id = static_cast<std::uint64_t>(core_.NextCallId());
-                EncodeAdmin(request.call, call_id);
-                reply.status = link_->Send(rank, kTypeUtility, buffer_, FrontendLink::Urgency::kControl);
-                if (reply.status.ok()) {
-                    pending.calls[static_cast<std::size_t>(rank)] = call_id;
-                    ++pending.waiting;
+            if (known) {
+                for (AdminReply& answer : answers) {
+                    answer.value = "null";  // what an engine says that had nothing to resume
                 }
             }
-            admins_.push_back(std::move(pending));
-            FinishAdmins();
+            shared->done(std::move(answers));
+        });
+    }
+
+    void FanOut(const AdminCall& call, std::function<void(std::vector<AdminReply>)> done) {
+        PendingAdmin pending;
+        pending.method = call.method;
+        pending.done = std::move(done);
+        pending.replies.resize(static_cast<std::size_t>(size_));
+        pending.calls.resize(static_cast<std::size_t>(size_));
+        pending.deadline = now_ + options_.admin_timeout;
+        for (std::int32_t rank = 0; rank < size_; ++rank) {
+            pending.replies[static_cast<std::size_t>(rank)].rank = rank;
         }
+        if (admins_.size() >= kMaxAdminCalls) {
+            for (AdminReply& reply : pending.replies) {
+                reply.status =
+                    Error{ErrorCode::kOverloaded, "too many administrative calls are waiting", {}, true};
+            }
+            pending.done(std::move(pending.replies));
+            return;
+        }
+        if (admins_closed_) {
+            for (AdminReply& reply : pending.replies) {
+                reply.status = Error{ErrorCode::kDraining, "the gateway is shutting down", {}, true};
+            }
+            pending.done(std::move(pending.replies));
+            return;
+        }
+        core_.AdminBegins(pending.method, now_);
+        for (std::int32_t rank = 0; rank < size_; ++rank) {
+            AdminReply& reply = pending.replies[static_cast<std::size_t>(rank)];
+            if (core_.rank_state(rank) != group::RankState::kLive) {
+                reply.status = Error{ErrorCode::kUnavailable,
+                                     "rank " + std::to_string(rank) + " is " +
+                                         std::string(RankStateName(core_.rank_state(rank))),
+                                     {},
+                                     true};
+                continue;
+            }
+            const auto call_id = static_cast<std::uint64_t>(core_.NextCallId());
+            EncodeAdmin(call, call_id);
+            reply.status = link_->Send(rank, kTypeUtility, buffer_, FrontendLink::Urgency::kControl);
+            if (reply.status.ok()) {
+                pending.calls[static_cast<std::size_t>(rank)] = call_id;
+                ++pending.waiting;
+            }
+        }
+        admins_due_ = admins_due_ || pending.waiting == 0;
+        admins_.push_back(std::move(pending));
     }
 
     void EncodeAdmin(const AdminCall& call, std::uint64_t call_id) {
@@ -918,9 +1005,9 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
                         reply.value = "null";
                     }
                 }
+                admins_due_ = admins_due_ || pending.waiting == 0;
                 break;
             }
-            FinishAdmins();
         }
     }
 
@@ -941,7 +1028,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
                               true};
                 }
             }
-            admins_due_ = true;  // finished in the tick: this may run inside Execute
+            admins_due_ = true;
         }
     }
 
@@ -959,9 +1046,6 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             }
             pending.waiting = 0;
             admins_due_ = true;
-        }
-        if (admins_due_) {
-            FinishAdmins();
         }
     }
 
@@ -997,6 +1081,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         for (std::int32_t rank = 0; rank < size_; ++rank) {
             FailAdminOf(rank, "the gateway is shutting down");
         }
+        admins_closed_ = true;
         FinishAdmins();
         core_.Flush();
         Execute();
@@ -1034,6 +1119,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
 
     std::vector<PendingAdmin> admins_;
     bool admins_due_{false};
+    bool admins_closed_{false};
     std::optional<TimePoint> anonymous_loss_;
 
     std::uint64_t decode_errors_{0};

@@ -43,6 +43,9 @@ class ZmqEngineLink final : public EngineLink {
 
     ~ZmqEngineLink() override {
         CloseInputs();
+        if (greeter_.valid()) {
+            greeter_.Set(ZMQ_LINGER, 0);  // never got as far as READY: nobody waits for what is queued
+        }
         greeter_.Close();
         coordinator_in_.Close();
         coordinator_out_.Close();

@@ -70,6 +70,9 @@ std::string FakeRank::ReadyMap() const {
     ready.max_num_seqs = 256;
     ready.max_num_batched_tokens = 8192;
     ready.instance_id = options_.instance_id;
+    if (!options_.load_page.empty()) {
+        ready.rankgate_load_mailbox = options_.load_page;
+    }
     std::string bytes;
     wire::EncodeReadyResponse(ready, options_.dialect, bytes);
     return bytes;

@@ -34,6 +34,7 @@ struct FakeRankOptions {
     std::string version{"0.32.0"};
     std::string instance_id{"fake"};
     std::string parallel_config_hash;
+    std::string load_page;  // path of a shared-memory load page to name in the registration
     /// Between INIT and the registration (a model load).
     Duration load_time{0};
     /// Between READY and the registration: READY goes first (a race that real engines can produce).

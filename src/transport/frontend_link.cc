@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/frontend_link.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -361,6 +363,8 @@ class ZmqFrontendLink final : public FrontendLink {
     Status BindData(const LinkFacts& known) {
         const std::string prefix = "g" + std::to_string(options_.group);
         const bool tcp = !options_.data_host.empty();
+        wildcard_ = options_.data_host == "0.0.0.0" || options_.data_host == "::" ||
+                    options_.data_host == "[::]" || options_.data_host == "*";
         std::string input;
         std::string output;
         if (tcp) {
@@ -415,6 +419,37 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         handshake_address_ = IsIpc(address) ? address : sockets_[kHandshake].LastEndpoint();
         return {};
+    }
+
+    /// INIT with the address that the engine's own handshake connection reached us on.
+    std::string InitFor(std::int32_t rank) const {
+        sockaddr_storage local{};
+        socklen_t size = sizeof local;
+        char text[INET6_ADDRSTRLEN] = "127.0.0.1";
+        const int fd = ranks_[static_cast<std::size_t>(rank)].fd[kHandshake];
+        std::string host = text;
+        if (fd >= 0 && ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0) {
+            if (local.ss_family == AF_INET) {
+                host = ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(local).sin_addr, text,
+                                   sizeof text);
+            } else if (local.ss_family == AF_INET6) {
+                const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(local).sin6_addr;
+                if (IN6_IS_ADDR_V4MAPPED(&address)) {
+                    host = ::inet_ntop(AF_INET, &address.s6_addr[12], text, sizeof text);
+                } else {
+                    host = "[" + std::string(::inet_ntop(AF_INET6, &address, text, sizeof text)) + "]";
+                }
+            }
+        }
+        const auto at = [&host](const std::string& bound) {
+            return "tcp://" + host + bound.substr(bound.rfind(':'));
+        };
+        wire::InitMessage init;
+        init.inputs = {at(addresses_.inputs[0])};
+        init.outputs = {at(addresses_.outputs[0])};
+        std::string bytes;
+        wire::EncodeInit(init, bytes);
+        return bytes;
     }
 
     // ---- facts ----
@@ -843,7 +878,7 @@ class ZmqFrontendLink final : public FrontendLink {
                 ZmqSocket& socket = sockets_[kHandshake];
                 int error = socket.valid() ? socket.Send(event.identity, true) : EHOSTUNREACH;
                 if (error == 0) {
-                    error = socket.Send(event.bytes, false);
+                    error = socket.Send(wildcard_ ? InitFor(event.rank) : event.bytes, false);
                 }
                 if (error == 0) {
                     handshake_->OnInitSent(event.rank);
@@ -961,6 +996,7 @@ class ZmqFrontendLink final : public FrontendLink {
     MultipartReader output_reader_;
 
     std::string handshake_address_;
+    bool wildcard_{false};
     EngineAddresses addresses_;
     std::unique_ptr<FrontendHandshake> handshake_;
     std::vector<RankLink> ranks_;
