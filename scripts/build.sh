@@ -24,5 +24,5 @@ if [ -t 1 ]; then
 else
     # Without a terminal ninja prints a line a file; keep progress visible, but not that much of it.
     NINJA_STATUS='[%f/%t %es] ' cmake --build "build/$preset" -j "${JOBS:-$(nproc)}" --target "$@" |
-        awk '/error|warning|FAILED/ {print; fflush(); next} NR % 25 == 1 {print; fflush()} {last = $0} END {print last}'
+        awk '/FAILED/ {failed = 1} failed || /error|warning/ {print; fflush(); next} NR % 25 == 1 {print; fflush()} {last = $0} END {print last}'
 fi
