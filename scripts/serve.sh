@@ -7,6 +7,7 @@ scripts/bootstrap.sh serve
 if [ -z "${MODEL:-}" ]; then
     scripts/fetch_model.sh
     MODEL=build/models/SmolLM2-135M-Instruct.Q4_1.gguf
+    ARGS="--served-model-name SmolLM2-135M-Instruct ${ARGS:-}"
 fi
 scripts/build.sh release rankgate
 echo "==> starting: $MODEL on http://${HOST:-127.0.0.1}:${PORT:-8000}"

@@ -80,12 +80,14 @@ struct RankInfo {
     std::int64_t block_size{0};
     std::int64_t max_num_seqs{0};
     bool supports_lora{false};
+    std::int64_t queued_bytes{0};  // waiting for the rank to read
 };
 
 /// Immutable; replaced whole on every change of a rank's state and refreshed at least each second while somebody asks.
 struct GroupSnapshot {
     std::int32_t group{0};
     std::string runtime;  // "vllm" | "tokenspeed"
+    std::string handshake_address;
     std::int32_t size{0};
     std::int32_t live{0};
     bool lockstep{false};

@@ -38,6 +38,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPollInterval{50};
 /// Progress is repeated at least this often, so that a long load is not mistaken for a hang.
 constexpr std::chrono::seconds kProgressInterval{10};
+constexpr milliseconds kSameSignal{500};
 constexpr int kMaxReplicas = 256;
 /// First --port of launched TokenSpeed engines.
 constexpr int kTokenSpeedBasePort = 31'000;
@@ -375,12 +376,16 @@ class Server {
         }
     }
 
-    /// A second Ctrl-C does not wait for the drain.
-    void WatchForSecondSignal() {
-        std::thread([this] {
+    /// A second Ctrl-C does not wait for the drain. Wrappers forward the signal that their group got as well: what comes within
+    /// kSameSignal of the first is that one again.
+    static void WatchForSecondSignal() {
+        std::thread([begun = std::chrono::steady_clock::now()] {
             const sigset_t set = Signals();
             int signal = 0;
             while (::sigwait(&set, &signal) == 0 && !finished_) {
+                if (std::chrono::steady_clock::now() - begun < kSameSignal) {
+                    continue;
+                }
                 LogWarning("second_signal", {{"signal", signal}});
                 // The children follow by their death signal.
                 ::_exit(kExitInterrupted);
