@@ -175,7 +175,13 @@ struct ResponseAssembler::Impl {
         request.messages_parts_json = {};
         request.tools_json = {};
         request.template_kwargs_json = {};
+        request.documents_json = {};
         request.prompts = std::vector<Prompt>(request.prompts.size());
+        request.sampling.stop = {};
+        request.sampling.logit_bias = {};
+        request.sampling.allowed_token_ids.reset();
+        request.sampling.bad_words = {};
+        request.sampling.structured_outputs.reset();
     }
 
     std::size_t PromptOf(std::size_t choice) const noexcept {
@@ -510,7 +516,6 @@ struct ResponseAssembler::Impl {
         if (!request.stream) {
             return;
         }
-        started = true;
         if (chat) {
             out += BeforeDelta(choice);
             out += R"("role":"assistant","content":""},"logprobs":null,"finish_reason":null}])";
@@ -738,6 +743,7 @@ struct ResponseAssembler::Impl {
             choice.finish = FinishReason::kError;
             return Fail(FinishError(finish), out);
         }
+        const std::size_t before = out.size();
         StoreFacts(choice, output);
         if (output.tokens.empty() && finish == FinishReason::kNone) {
             return {};
@@ -760,6 +766,7 @@ struct ResponseAssembler::Impl {
             if (!scratch.visible.empty() || details) {
                 AppendTextEvent(choice, output.choice, scratch.visible, out);
             }
+            started = started || out.size() > before;
         } else {
             choice.cold->text += scratch.visible;
         }
@@ -777,6 +784,7 @@ struct ResponseAssembler::Impl {
         effect.abort_choice = matched && finish == FinishReason::kNone;
         if (request.stream) {
             AppendFinishEvent(choice, output.choice, out);
+            started = true;
         }
         if (open == 0) {
             effect.done = true;

@@ -711,6 +711,14 @@ TEST(BadEnding, BeforeTheFirstByteItIsAnHttpError) {
     }
 }
 
+TEST(BadEnding, TextThatIsStillHeldBackIsNoFirstByte) {
+    Reply run{Endpoint::kCompletion, Completion(R"("stream":true,"stop":"XYZ")")};
+    run.Text("XY");
+    EXPECT_FALSE(run.assembler->streaming_started());
+    EXPECT_TRUE(run.Feed({}, FinishReason::kError).failed);
+    EXPECT_TRUE(run.out.empty());
+}
+
 TEST(BadEnding, AfterThatItIsAnErrorEventAndNothingElse) {
     for (const FinishReason finish :
          {FinishReason::kAbort, FinishReason::kError, FinishReason::kRepetition}) {
