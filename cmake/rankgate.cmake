@@ -24,6 +24,11 @@ if(RANKGATE_SANITIZE)
     endif()
 endif()
 
+if(RANKGATE_FUZZ)
+    # The libraries under test report their coverage too; without it the fuzzer is blind behind the target's own file.
+    add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 function(rg_library name)
     cmake_parse_arguments(A "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
     add_library(rg_${name} STATIC ${A_SOURCES})
