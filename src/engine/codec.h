@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codec: one dialect of the wire as the engine end sees it: bytes to commands, finished steps to messages. Two implementations,
-// vllm_codec and tokenspeed_codec; EngineCore knows neither's bytes. Confined to the core thread; no I/O.
+// Codec: one dialect of the wire as the engine end sees it: bytes to commands, finished steps to messages.
+// Two implementations, vllm_codec and tokenspeed_codec; EngineCore knows neither's bytes. Confined to the
+// core thread; no I/O.
 #pragma once
 
 #include <cstdint>
@@ -107,11 +108,13 @@ class Codec {
   public:
     virtual ~Codec() = default;
     /// Never fails: what cannot be used becomes a refused request or a problem.
-    virtual void Decode(std::uint8_t type, std::string_view payload, std::span<const std::string_view> aux, Command& out) = 0;
-    /// Appends one message with the load and the rows that are due; none when no row is due and `load_due` is false. Marks what it
-    /// sent in the sequences.
+    virtual void Decode(std::uint8_t type, std::string_view payload, std::span<const std::string_view> aux,
+                        Command& out) = 0;
+    /// Appends one message with the load and the rows that are due; none when no row is due and `load_due` is
+    /// false. Marks what it sent in the sequences.
     virtual void EncodeStep(const StepReport& report, bool load_due, Outbox& out) = 0;
-    virtual void EncodeUtility(std::int32_t engine_index, double monotonic_seconds, const UtilityAnswer& answer, Outbox& out) = 0;
+    virtual void EncodeUtility(std::int32_t engine_index, double monotonic_seconds,
+                               const UtilityAnswer& answer, Outbox& out) = 0;
 };
 
 std::unique_ptr<Codec> MakeVllmCodec(RequestLimits limits);

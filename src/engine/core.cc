@@ -16,12 +16,17 @@ namespace {
 constexpr std::size_t kMaxPauseWaiters = 1024;
 
 bool SameLoad(const wire::LoadSnapshot& a, const wire::LoadSnapshot& b) noexcept {
-    return a.num_running == b.num_running && a.num_waiting == b.num_waiting && a.kv_active_pages == b.kv_active_pages;
+    return a.num_running == b.num_running && a.num_waiting == b.num_waiting &&
+           a.kv_active_pages == b.kv_active_pages;
 }
 
-bool Idle(const wire::LoadSnapshot& load) noexcept { return load.num_running == 0 && load.num_waiting == 0; }
+bool Idle(const wire::LoadSnapshot& load) noexcept {
+    return load.num_running == 0 && load.num_waiting == 0;
+}
 
-std::string MsgBool(bool value) { return value ? "\xc3" : "\xc2"; }
+std::string MsgBool(bool value) {
+    return value ? "\xc3" : "\xc2";
+}
 
 /// Positional arguments of a utility call: at most `limit` values.
 class Arguments {
@@ -73,7 +78,8 @@ std::unique_ptr<Codec> MakeCodec(const CoreConfig& config, const ModelFacts& fac
     limits.max_model_len = config.scheduler.max_model_len;
     limits.vocab_size = facts.vocab_size;
     limits.eos_token_ids = facts.eos_token_ids;
-    return config.dialect == wire::Dialect::kVllm ? MakeVllmCodec(std::move(limits)) : MakeTokenSpeedCodec(std::move(limits));
+    return config.dialect == wire::Dialect::kVllm ? MakeVllmCodec(std::move(limits))
+                                                  : MakeTokenSpeedCodec(std::move(limits));
 }
 
 }  // namespace
@@ -140,20 +146,25 @@ void EngineCore::Refuse(std::unique_ptr<Sequence> sequence, const Error& error, 
 void EngineCore::OnAdd(std::unique_ptr<Sequence> sequence, const Status& decoded, std::int32_t input_client) {
     counters_.requests += 1;
     const std::int32_t wanted = sequence->request.client_index;
-    // A client index that nobody listens on would lose the answer; the socket it came by is the next best address.
+    // A client index that nobody listens on would lose the answer; the socket it came by is the next best
+    // address.
     const std::int32_t client = ValidClient(wanted) ? wanted : (ValidClient(input_client) ? input_client : 0);
     if (const Sequence* live = scheduler_.Find(sequence->request.id)) {
         counters_.duplicates += 1;
         if (live->request.client_index == client) {
-            // An error under this id would end the live request at its frontend, and that one did nothing wrong.
+            // An error under this id would end the live request at its frontend, and that one did nothing
+            // wrong.
             Ignore("add", "its id is the id of a running request");
         } else {
-            Refuse(std::move(sequence), Error{ErrorCode::kConflict, "a request with this id is running", "request_id", false}, client);
+            Refuse(std::move(sequence),
+                   Error{ErrorCode::kConflict, "a request with this id is running", "request_id", false},
+                   client);
         }
         return;
     }
     if (draining_) {
-        Refuse(std::move(sequence), Error{ErrorCode::kDraining, "the engine is shutting down", {}, true}, client);
+        Refuse(std::move(sequence), Error{ErrorCode::kDraining, "the engine is shutting down", {}, true},
+               client);
         return;
     }
     if (!decoded.ok()) {
@@ -161,7 +172,8 @@ void EngineCore::OnAdd(std::unique_ptr<Sequence> sequence, const Status& decoded
         return;
     }
     if (!ValidClient(wanted)) {
-        Refuse(std::move(sequence), Error::Invalid("client_index", "no output was given for this client"), client);
+        Refuse(std::move(sequence), Error::Invalid("client_index", "no output was given for this client"),
+               client);
         return;
     }
     if (Status fit = runner_.Check(sequence->request); !fit.ok()) {
@@ -176,7 +188,8 @@ void EngineCore::OnAdd(std::unique_ptr<Sequence> sequence, const Status& decoded
 }
 
 void EngineCore::Answer(UtilityAnswer answer) {
-    codec_->EncodeUtility(config_.engine_index, std::chrono::duration<double>(clock_.Now().time_since_epoch()).count(), answer,
+    codec_->EncodeUtility(config_.engine_index,
+                          std::chrono::duration<double>(clock_.Now().time_since_epoch()).count(), answer,
                           outbox_);
 }
 
@@ -190,16 +203,14 @@ void EngineCore::AbortAll() {
     Flush(scheduler_.Load());
 }
 
-std::size_t EngineCore::AbortClient(std::int32_t client) {
-    std::size_t dropped = 0;
-    for (Sequence* sequence : scheduler_.Live()) {
+std::vector<std::string> EngineCore::IdsOf(std::int32_t client) const {
+    std::vector<std::string> ids;
+    for (const Sequence* sequence : scheduler_.Live()) {
         if (sequence->request.client_index == client) {
-            scheduler_.Abort(sequence->request.id);
-            ++dropped;
+            ids.push_back(sequence->request.id);
         }
     }
-    counters_.aborts += dropped;
-    return dropped;
+    return ids;
 }
 
 void EngineCore::Drain() {
@@ -232,7 +243,8 @@ void EngineCore::Pause(std::string_view mode, UtilityAnswer answer) {
 }
 
 void EngineCore::AnswerWhenDrained() {
-    if (waiting_for_drain_.empty() || (scheduler_.num_running() > 0 && scheduler_.pause() == PauseState::kPausedNew)) {
+    if (waiting_for_drain_.empty() ||
+        (scheduler_.num_running() > 0 && scheduler_.pause() == PauseState::kPausedNew)) {
         return;
     }
     for (UtilityAnswer& answer : waiting_for_drain_) {
@@ -265,7 +277,8 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
         if (!args.Complete()) {
             return bad_arguments();
         }
-        answer.result = MsgBool(method == "is_sleeping" ? sleeping_ : scheduler_.pause() != PauseState::kRunning);
+        answer.result =
+            MsgBool(method == "is_sleeping" ? sleeping_ : scheduler_.pause() != PauseState::kRunning);
         Answer(std::move(answer));
     } else if (method == "get_supported_tasks") {
         if (!args.Complete()) {
@@ -326,7 +339,8 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
         }
         answer.result = MsgBool(free);
         Answer(std::move(answer));
-    } else if (method == "reset_mm_cache" || method == "reset_encoder_cache" || method == "execute_dummy_batch") {
+    } else if (method == "reset_mm_cache" || method == "reset_encoder_cache" ||
+               method == "execute_dummy_batch") {
         if (!args.Complete()) {
             return bad_arguments();
         }
@@ -355,7 +369,8 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
             writer.Uint(value);
         }
         Answer(std::move(answer));
-    } else if (method == "add_lora" || method == "remove_lora" || method == "pin_lora" || method == "list_loras") {
+    } else if (method == "add_lora" || method == "remove_lora" || method == "pin_lora" ||
+               method == "list_loras") {
         fail("this engine has no LoRA support");
     } else if (method == "profile") {
         fail("this engine has no profiler");
@@ -376,7 +391,9 @@ bool EngineCore::runnable() const noexcept {
     return false;
 }
 
-wire::LoadSnapshot EngineCore::Load() const noexcept { return scheduler_.Load(); }
+wire::LoadSnapshot EngineCore::Load() const noexcept {
+    return scheduler_.Load();
+}
 
 Result<bool> EngineCore::Step() {
     if (!runnable()) {
@@ -439,8 +456,10 @@ void EngineCore::Flush(const wire::LoadSnapshot& load) {
         }
         Told& told = told_[static_cast<std::size_t>(client)];
         const bool changed = !config_.stale_load && !SameLoad(load, told.load);
-        // Going idle is told at once: after it there may be no message for hours. Other changes without tokens are rate-limited.
-        const bool load_due = changed && ((Idle(load) && !Idle(told.load)) || now - told.when >= config_.load_interval);
+        // Going idle is told at once: after it there may be no message for hours. Other changes without
+        // tokens are rate-limited.
+        const bool load_due =
+            changed && ((Idle(load) && !Idle(told.load)) || now - told.when >= config_.load_interval);
         if (report.rows.empty() && report.also_finished.empty() && !load_due) {
             continue;
         }
@@ -479,7 +498,8 @@ TimePoint EngineCore::next_due() const noexcept {
     const wire::LoadSnapshot load = scheduler_.Load();
     for (const Told& told : told_) {
         if (!config_.stale_load && !SameLoad(load, told.load)) {
-            due = std::min(due, Idle(load) && !Idle(told.load) ? TimePoint{} : told.when + config_.load_interval);
+            due = std::min(due,
+                           Idle(load) && !Idle(told.load) ? TimePoint{} : told.when + config_.load_interval);
         }
     }
     return due;
@@ -504,7 +524,8 @@ void ApplyPackedInput(EngineCore& core, std::string_view packed) {
     for (std::size_t i = 0; i < 4; ++i) {
         client |= static_cast<std::uint32_t>(static_cast<unsigned char>(packed[1 + i])) << (8 * i);
     }
-    core.OnInput(static_cast<std::uint8_t>(packed[0]), packed.substr(5), {}, static_cast<std::int32_t>(client));
+    core.OnInput(static_cast<std::uint8_t>(packed[0]), packed.substr(5), {},
+                 static_cast<std::int32_t>(client));
 }
 
 }  // namespace rankgate::engine

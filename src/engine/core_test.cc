@@ -76,7 +76,8 @@ struct Fixture {
         core->OnInput(type, payload, {}, socket);
         Read();
     }
-    void Add(const std::string& id, const std::function<void(wire::GenerateRequest&)>& adjust = {}, std::int32_t socket = 0) {
+    void Add(const std::string& id, const std::function<void(wire::GenerateRequest&)>& adjust = {},
+             std::int32_t socket = 0) {
         wire::GenerateRequest request;
         request.id = id;
         request.prompt_token_ids = {5, 6, 7};
@@ -90,7 +91,8 @@ struct Fixture {
         vllm::EncodeAdd(request, payload);
         Input(0, payload, socket);
     }
-    std::pair<std::string, std::string> Call(const std::string& method, const std::function<void(Writer&)>& args = {},
+    std::pair<std::string, std::string> Call(const std::string& method,
+                                             const std::function<void(Writer&)>& args = {},
                                              std::size_t count = 0, std::int32_t client = 0) {
         std::string payload;
         Writer writer{payload};
@@ -99,8 +101,9 @@ struct Fixture {
             args(writer);
         }
         Input(3, payload, client);
-        return clients[static_cast<std::size_t>(client)].replies.contains(calls) ? clients[static_cast<std::size_t>(client)].replies[calls]
-                                                                                 : std::pair<std::string, std::string>{"NO REPLY", ""};
+        return clients[static_cast<std::size_t>(client)].replies.contains(calls)
+                   ? clients[static_cast<std::size_t>(client)].replies[calls]
+                   : std::pair<std::string, std::string>{"NO REPLY", ""};
     }
     bool Step() {
         const Result<bool> stepped = core->Step();
@@ -123,9 +126,12 @@ struct Fixture {
             vllm::OutputsMessage decoded;
             ASSERT_TRUE(vllm::DecodeOutputs(frames, decoded).ok());
             EXPECT_EQ(decoded.engine_index, 3);
-            EXPECT_FALSE(decoded.has_utility && (!decoded.rows.empty() || decoded.has_stats)) << "families must not mix";
-            EXPECT_TRUE(decoded.has_utility || !decoded.rows.empty() || decoded.has_stats) << "an empty message";
-            Client& client = message.client < 0 ? coordinator : clients[static_cast<std::size_t>(message.client)];
+            EXPECT_FALSE(decoded.has_utility && (!decoded.rows.empty() || decoded.has_stats))
+                << "families must not mix";
+            EXPECT_TRUE(decoded.has_utility || !decoded.rows.empty() || decoded.has_stats)
+                << "an empty message";
+            Client& client =
+                message.client < 0 ? coordinator : clients[static_cast<std::size_t>(message.client)];
             client.messages += 1;
             client.load_only += decoded.rows.empty() && decoded.has_stats ? 1 : 0;
             for (const wire::OutputRow& row : decoded.rows) {
@@ -155,7 +161,9 @@ struct Fixture {
         }
         outbox.Clear();
     }
-    Client::Stream& Stream(const std::string& id, std::size_t client = 0) { return clients[client].streams[id]; }
+    Client::Stream& Stream(const std::string& id, std::size_t client = 0) {
+        return clients[client].streams[id];
+    }
 
     FakeClock clock;
     std::unique_ptr<SimRunner> runner;
@@ -165,7 +173,8 @@ struct Fixture {
     std::uint64_t calls{0};
 };
 
-/// The healthy request of every bad-input test: it was running before, and it must end as if nothing had happened.
+/// The healthy request of every bad-input test: it was running before, and it must end as if nothing had
+/// happened.
 class BadInput : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -190,8 +199,9 @@ class BadInput : public ::testing::Test {
         EXPECT_NE(f.Stream(id).error.find(naming), std::string::npos) << f.Stream(id).error;
     }
     /// ["bad", prompt, nil, sampling map, nil, 1.0, nil, nil, nil] with the parts given as raw msgpack.
-    static std::string RawAdd(const std::function<void(Writer&)>& prompt, const std::function<void(Writer&)>& sampling,
-                              const std::function<void(Writer&)>& pooling = [](Writer& w) { w.Nil(); }) {
+    static std::string RawAdd(
+        const std::function<void(Writer&)>& prompt, const std::function<void(Writer&)>& sampling,
+        const std::function<void(Writer&)>& pooling = [](Writer& w) { w.Nil(); }) {
         std::string bytes;
         Writer w{bytes};
         w.Array(9);
@@ -212,7 +222,8 @@ class BadInput : public ::testing::Test {
         w.Int(2);
         w.Int(3);
     }
-    static std::function<void(Writer&)> Sampling(const std::string& key, const std::function<void(Writer&)>& value) {
+    static std::function<void(Writer&)> Sampling(const std::string& key,
+                                                 const std::function<void(Writer&)>& value) {
         return [=](Writer& w) {
             w.Map(2);
             w.Str("max_tokens");
@@ -283,8 +294,20 @@ TEST_F(BadInput, WrongTypesAreAnErrorThatNamesTheField) {
     const auto flag = [](Writer& w) { w.Bool(true); };
     const auto nil = [](Writer& w) { w.Nil(); };
     const std::pair<std::string, std::function<void(Writer&)>> cases[] = {
-        {"temperature", text}, {"temperature", nil}, {"top_k", real}, {"logprobs", flag}, {"ignore_eos", [](Writer& w) { w.Int(1); }},
-        {"seed", real}, {"max_tokens", real}, {"stop_token_ids", text}, {"logit_bias", [](Writer& w) { w.Map(1); w.Str("5"); w.Float(1); }},
+        {"temperature", text},
+        {"temperature", nil},
+        {"top_k", real},
+        {"logprobs", flag},
+        {"ignore_eos", [](Writer& w) { w.Int(1); }},
+        {"seed", real},
+        {"max_tokens", real},
+        {"stop_token_ids", text},
+        {"logit_bias",
+         [](Writer& w) {
+             w.Map(1);
+             w.Str("5");
+             w.Float(1);
+         }},
     };
     int n = 0;
     for (const auto& [key, value] : cases) {
@@ -295,7 +318,12 @@ TEST_F(BadInput, WrongTypesAreAnErrorThatNamesTheField) {
         f.Input(0, bytes);
         ExpectError(id, key);
     }
-    f.Input(0, RawAdd([](Writer& w) { w.Array(1); w.Float(1.0); }, [](Writer& w) { w.Map(0); }));
+    f.Input(0, RawAdd(
+                   [](Writer& w) {
+                       w.Array(1);
+                       w.Float(1.0);
+                   },
+                   [](Writer& w) { w.Map(0); }));
     ExpectError("bad");
     ExpectHealthy();
 }
@@ -327,15 +355,26 @@ TEST_F(BadInput, ValuesOutOfRangeAreAnError) {
         {"logprobs", [](auto& r) { r.sampling.logprobs = kVocabulary + 1; }},
         {"prompt_logprobs", [](auto& r) { r.sampling.prompt_logprobs = -5; }},
         {"bad_words", [](auto& r) { r.sampling.bad_words_token_ids = {{}}; }},
-        {"logit_bias", [](auto& r) { r.sampling.logit_bias = {{kVocabulary, 1.0}}; }},
-        {"allowed_token_ids", [](auto& r) { r.sampling.allowed_token_ids = std::vector<TokenId>{kVocabulary}; }},
-        {"stop_token_ids", [](auto& r) { r.sampling.all_stop_token_ids = {kVocabulary}; r.sampling.min_tokens = 1; }},
+        {"logit_bias",
+         [](auto& r) {
+             r.sampling.logit_bias = {{kVocabulary, 1.0}};
+         }},
+        {"allowed_token_ids",
+         [](auto& r) { r.sampling.allowed_token_ids = std::vector<TokenId>{kVocabulary}; }},
+        {"stop_token_ids",
+         [](auto& r) {
+             r.sampling.all_stop_token_ids = {kVocabulary};
+             r.sampling.min_tokens = 1;
+         }},
         {"prompt", [](auto& r) { r.prompt_token_ids.clear(); }},
         {"prompt", [](auto& r) { r.prompt_token_ids = {-1}; }},
         {"prompt", [](auto& r) { r.prompt_token_ids = {kVocabulary}; }},
         {"prompt", [](auto& r) { r.prompt_token_ids.assign(512, 5); }},
         {"prompt", [](auto& r) { r.prompt_token_ids.assign(600, 5); }},
-        {"lora", [](auto& r) { r.lora = wire::LoraRequest{"x", 1, "/x", {}}; }},
+        {"lora",
+         [](auto& r) {
+             r.lora = wire::LoraRequest{"x", 1, "/x", {}};
+         }},
         {"structured_outputs", [](auto& r) { r.sampling.structured_outputs = wire::StructuredOutputs{}; }},
     };
     int n = 0;
@@ -363,7 +402,12 @@ TEST_F(BadInput, ValuesOutOfRangeAreAnError) {
 
 TEST_F(BadInput, PromptTokenIdsFarBeyondIntAreAnError) {
     for (const std::uint64_t id : {std::uint64_t{1} << 40, std::uint64_t{1} << 63}) {
-        f.Input(0, RawAdd([&](Writer& w) { w.Array(1); w.Uint(id); }, [](Writer& w) { w.Map(0); }));
+        f.Input(0, RawAdd(
+                       [&](Writer& w) {
+                           w.Array(1);
+                           w.Uint(id);
+                       },
+                       [](Writer& w) { w.Map(0); }));
         ExpectError("bad");
         f.clients[0].streams.erase("bad");
     }
@@ -415,9 +459,11 @@ TEST_F(BadInput, AnIdMayBeReusedAfterItsEnd) {
 }
 
 TEST_F(BadInput, AClientIndexNobodyListensOnIsAnswered) {
-    f.Add("bad", [](auto& r) { r.client_index = 7; }, 0);
+    f.Add(
+        "bad", [](auto& r) { r.client_index = 7; }, 0);
     ExpectError("bad", "client_index");
-    f.Add("bad-1", [](auto& r) { r.client_index = -1; }, 0);
+    f.Add(
+        "bad-1", [](auto& r) { r.client_index = -1; }, 0);
     ExpectError("bad-1", "client_index");
     std::string payload;
     Writer writer{payload};
@@ -435,7 +481,8 @@ TEST_F(BadInput, AbortsOfAnyShapeHurtNobody) {
     w.Int(1);
     w.Nil();
     f.Input(1, ids);
-    for (const std::string& bytes : {std::string{"\x05"}, std::string{"\xc0"}, std::string{"\x80"}, std::string{"\xa1x"}, std::string{"\x90"}}) {
+    for (const std::string& bytes : {std::string{"\x05"}, std::string{"\xc0"}, std::string{"\x80"},
+                                     std::string{"\xa1x"}, std::string{"\x90"}}) {
         f.Input(1, bytes);
     }
     ExpectHealthy();
@@ -444,9 +491,23 @@ TEST_F(BadInput, AbortsOfAnyShapeHurtNobody) {
 TEST_F(BadInput, UtilityCallsOfAnyShapeAreAnsweredOrIgnored) {
     EXPECT_NE(f.Call("no_such_method").first.find("no such method"), std::string::npos);
     EXPECT_NE(f.Call("__class__").first, "");
-    EXPECT_NE(f.Call("is_sleeping", [](Writer& w) { w.Int(1); }, 1).first, "");
-    EXPECT_NE(f.Call("pause_scheduler", [](Writer& w) { w.Str("sideways"); w.Bool(true); }, 2).first, "");
-    EXPECT_NE(f.Call("sleep", [](Writer& w) { w.Str("deep"); }, 1).first, "");
+    EXPECT_NE(f.Call(
+                   "is_sleeping", [](Writer& w) { w.Int(1); }, 1)
+                  .first,
+              "");
+    EXPECT_NE(f.Call(
+                   "pause_scheduler",
+                   [](Writer& w) {
+                       w.Str("sideways");
+                       w.Bool(true);
+                   },
+                   2)
+                  .first,
+              "");
+    EXPECT_NE(f.Call(
+                   "sleep", [](Writer& w) { w.Str("deep"); }, 1)
+                  .first,
+              "");
     std::string nil_args;
     Writer w{nil_args};
     w.Array(4);
@@ -497,7 +558,8 @@ TEST(EngineCore, GreedyTokensAreThoseOfTheRunnerWhateverTheBatch) {
     alone.Run();
     Fixture crowd;
     for (int i = 0; i < 20; ++i) {
-        crowd.Add(std::to_string(i), [&](auto& r) { r.prompt_token_ids.assign(static_cast<std::size_t>(i) + 1, i); });
+        crowd.Add(std::to_string(i),
+                  [&](auto& r) { r.prompt_token_ids.assign(static_cast<std::size_t>(i) + 1, i); });
     }
     crowd.Add("x", [](auto& r) { r.sampling.max_tokens = 30; });
     crowd.Run();
@@ -566,7 +628,10 @@ TEST(EngineCore, OtherChangesWithoutTokensAreRateLimited) {
     f.clock.Advance(std::chrono::seconds(1));
     f.Add("running", [](auto& r) { r.sampling.max_tokens = 400; });
     f.Step();
-    const auto pause = [](Writer& w) { w.Str("keep"); w.Bool(false); };
+    const auto pause = [](Writer& w) {
+        w.Str("keep");
+        w.Bool(false);
+    };
     EXPECT_EQ(f.Call("pause_scheduler", pause, 2).first, "");
     for (int i = 0; i < 10; ++i) {
         f.Add("queued" + std::to_string(i));
@@ -597,7 +662,15 @@ TEST(EngineCore, PauseKeepFreezesAndResumeContinues) {
     Fixture f;
     f.Add("a", [](auto& r) { r.sampling.max_tokens = 6; });
     f.Step();
-    EXPECT_EQ(f.Call("pause_scheduler", [](Writer& w) { w.Str("keep"); w.Bool(false); }, 2).first, "");
+    EXPECT_EQ(f.Call(
+                   "pause_scheduler",
+                   [](Writer& w) {
+                       w.Str("keep");
+                       w.Bool(false);
+                   },
+                   2)
+                  .first,
+              "");
     EXPECT_EQ(f.Call("is_scheduler_paused").second, "\xc3");
     EXPECT_FALSE(f.Step());
     f.Add("b");
@@ -612,7 +685,13 @@ TEST(EngineCore, PauseWaitAnswersWhenTheRunningOnesAreDone) {
     Fixture f;
     f.Add("a", [](auto& r) { r.sampling.max_tokens = 3; });
     f.Step();
-    const auto reply = f.Call("pause_scheduler", [](Writer& w) { w.Str("wait"); w.Bool(false); }, 2);
+    const auto reply = f.Call(
+        "pause_scheduler",
+        [](Writer& w) {
+            w.Str("wait");
+            w.Bool(false);
+        },
+        2);
     EXPECT_EQ(reply.first, "NO REPLY");
     f.Add("b");
     f.Step();
@@ -631,7 +710,15 @@ TEST(EngineCore, PauseAbortEndsEverythingFirst) {
     f.Add("a", [](auto& r) { r.sampling.max_tokens = 50; });
     f.Step();
     f.Add("queued");
-    EXPECT_EQ(f.Call("pause_scheduler", [](Writer& w) { w.Str("abort"); w.Bool(true); }, 2).first, "");
+    EXPECT_EQ(f.Call(
+                   "pause_scheduler",
+                   [](Writer& w) {
+                       w.Str("abort");
+                       w.Bool(true);
+                   },
+                   2)
+                  .first,
+              "");
     EXPECT_EQ(f.Stream("a").finish, FinishReason::kAbort);
     EXPECT_EQ(f.Stream("queued").finish, FinishReason::kAbort);
     EXPECT_EQ(f.clients[0].loads.back().num_running, 0);
@@ -640,11 +727,22 @@ TEST(EngineCore, PauseAbortEndsEverythingFirst) {
 TEST(EngineCore, SleepAndWakeUp) {
     Fixture f;
     EXPECT_EQ(f.Call("is_sleeping").second, "\xc2");
-    EXPECT_EQ(f.Call("sleep", [](Writer& w) { w.Int(1); w.Str("abort"); }, 2).first, "");
+    EXPECT_EQ(f.Call(
+                   "sleep",
+                   [](Writer& w) {
+                       w.Int(1);
+                       w.Str("abort");
+                   },
+                   2)
+                  .first,
+              "");
     EXPECT_EQ(f.Call("is_sleeping").second, "\xc3");
     f.Add("a");
     EXPECT_FALSE(f.Step());
-    EXPECT_EQ(f.Call("wake_up", [](Writer& w) { w.Nil(); }, 1).first, "");
+    EXPECT_EQ(f.Call(
+                   "wake_up", [](Writer& w) { w.Nil(); }, 1)
+                  .first,
+              "");
     EXPECT_EQ(f.Call("is_sleeping").second, "\xc2");
     f.Run();
     EXPECT_EQ(f.Stream("a").tokens.size(), 4u);
@@ -655,7 +753,15 @@ TEST(EngineCore, ResetPrefixCacheSaysWhetherItCouldAndPreemptsOnDemand) {
     f.Add("a", [](auto& r) { r.sampling.max_tokens = 6; });
     f.Step();
     EXPECT_EQ(f.Call("reset_prefix_cache").second, "\xc2");
-    EXPECT_EQ(f.Call("reset_prefix_cache", [](Writer& w) { w.Bool(true); w.Bool(false); }, 2).second, "\xc3");
+    EXPECT_EQ(f.Call(
+                   "reset_prefix_cache",
+                   [](Writer& w) {
+                       w.Bool(true);
+                       w.Bool(false);
+                   },
+                   2)
+                  .second,
+              "\xc3");
     f.Run();
     EXPECT_EQ(f.Stream("a").tokens.size(), 6u);
     Fixture same;
@@ -672,8 +778,14 @@ TEST(EngineCore, TasksAndLoraAnswers) {
     w.Str("generate");
     EXPECT_EQ(f.Call("get_supported_tasks").second, expected);
     EXPECT_NE(f.Call("list_loras").first, "");
-    EXPECT_NE(f.Call("add_lora", [](Writer& x) { x.Nil(); }, 1).first, "");
-    EXPECT_NE(f.Call("profile", [](Writer& x) { x.Bool(true); }, 1).first, "");
+    EXPECT_NE(f.Call(
+                   "add_lora", [](Writer& x) { x.Nil(); }, 1)
+                  .first,
+              "");
+    EXPECT_NE(f.Call(
+                   "profile", [](Writer& x) { x.Bool(true); }, 1)
+                  .first,
+              "");
 }
 
 TEST(EngineCore, DrainEndsWhatRunsWithAbortAndRefusesWhatComes) {
@@ -719,8 +831,12 @@ TEST(EngineCore, AFailingRunnerIsTheOnlyDeath) {
       public:
         const ModelFacts& facts() const noexcept override { return facts_; }
         Status Check(const wire::GenerateRequest&) noexcept override { return Status::Ok(); }
-        Placement Place(const Sequence&, std::span<const std::int32_t> slots) noexcept override { return {slots.front(), 0}; }
-        Status Run(const StepPlan&, StepResult&) noexcept override { return Error{ErrorCode::kEngineError, "broken", {}, false}; }
+        Placement Place(const Sequence&, std::span<const std::int32_t> slots) noexcept override {
+            return {slots.front(), 0};
+        }
+        Status Run(const StepPlan&, StepResult&) noexcept override {
+            return Error{ErrorCode::kEngineError, "broken", {}, false};
+        }
         void ResetPrefixCache() noexcept override {}
 
       private:

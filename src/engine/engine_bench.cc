@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast a sim rank is without its sockets: tokens a second through decode, scheduler, runner and encoder. The budget is 300 k a
-// second, so that a gateway bench measures the gateway.
+// How fast a sim rank is without its sockets: tokens a second through decode, scheduler, runner and encoder.
+// The budget is 300 k a second, so that a gateway bench measures the gateway.
 #include <benchmark/benchmark.h>
 
 #include <memory>
@@ -34,7 +34,8 @@ void Steps(benchmark::State& state, wire::Dialect dialect) {
     std::int64_t next = 0;
     std::string payload;
     for (auto _ : state) {
-        while (core.scheduler().num_running() + core.scheduler().num_waiting() < static_cast<std::size_t>(batch)) {
+        while (core.scheduler().num_running() + core.scheduler().num_waiting() <
+               static_cast<std::size_t>(batch)) {
             wire::GenerateRequest request;
             request.id = "chatcmpl-0123456789abcdef0123456789abcdef-" + std::to_string(next++);
             request.prompt_token_ids.assign(32, 77);
@@ -58,8 +59,12 @@ void Steps(benchmark::State& state, wire::Dialect dialect) {
     state.counters["tokens/s"] = benchmark::Counter(static_cast<double>(tokens), benchmark::Counter::kIsRate);
 }
 
-void VllmSteps(benchmark::State& state) { Steps(state, wire::Dialect::kVllm); }
-void TokenSpeedSteps(benchmark::State& state) { Steps(state, wire::Dialect::kTokenSpeed); }
+void VllmSteps(benchmark::State& state) {
+    Steps(state, wire::Dialect::kVllm);
+}
+void TokenSpeedSteps(benchmark::State& state) {
+    Steps(state, wire::Dialect::kTokenSpeed);
+}
 BENCHMARK(VllmSteps)->Arg(1)->Arg(64)->Arg(256)->Arg(1024);
 BENCHMARK(TokenSpeedSteps)->Arg(1)->Arg(64)->Arg(256)->Arg(1024);
 
@@ -93,7 +98,8 @@ void OneTokenRequests(benchmark::State& state) {
         }
         core.outbox().Clear();
     }
-    state.counters["requests/s"] = benchmark::Counter(static_cast<double>(requests), benchmark::Counter::kIsRate);
+    state.counters["requests/s"] =
+        benchmark::Counter(static_cast<double>(requests), benchmark::Counter::kIsRate);
 }
 BENCHMARK(OneTokenRequests);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole input path of a rank: bytes as they come off a socket -> decode -> validate -> schedule -> run -> encode, in both
-// dialects. The input is a list of messages [type][length, 2 bytes][payload]; after each, a step. Whatever came, the core must go on:
-// a healthy request put in at the end is served in full, and nothing is left behind.
+// The whole input path of a rank: bytes as they come off a socket -> decode -> validate -> schedule -> run ->
+// encode, in both dialects. The input is a list of messages [type][length, 2 bytes][payload]; after each, a
+// step. Whatever came, the core must go on: a healthy request put in at the end is served in full, and
+// nothing is left behind.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -100,6 +101,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         return 0;
     }
     const std::string_view input{reinterpret_cast<const char*>(data) + 1, size - 1};
-    rankgate::engine::Drive((data[0] & 1) != 0 ? rankgate::wire::Dialect::kTokenSpeed : rankgate::wire::Dialect::kVllm, input);
+    rankgate::engine::Drive(
+        (data[0] & 1) != 0 ? rankgate::wire::Dialect::kTokenSpeed : rankgate::wire::Dialect::kVllm, input);
     return 0;
 }

@@ -111,12 +111,17 @@ Result<std::unique_ptr<ModelRunner>> LlamaRunner::Make(const LlamaConfig& config
     }
     llama_model* model = runner->model_.get();
     if (llama_model_has_encoder(model)) {
-        return Error{ErrorCode::kUnavailable, config.path + " has an encoder: only decoder models are served", {}, false};
+        return Error{ErrorCode::kUnavailable,
+                     config.path + " has an encoder: only decoder models are served",
+                     {},
+                     false};
     }
     const std::int64_t trained = llama_model_n_ctx_train(model);
-    std::int64_t length = config.max_model_len > 0 ? config.max_model_len : std::min(trained, kDefaultLlamaContext);
+    std::int64_t length =
+        config.max_model_len > 0 ? config.max_model_len : std::min(trained, kDefaultLlamaContext);
     if (length > trained) {
-        return Error::Invalid("--max-model-len", "--max-model-len " + std::to_string(length) + " is not allowed: the model was trained for " +
+        return Error::Invalid("--max-model-len", "--max-model-len " + std::to_string(length) +
+                                                     " is not allowed: the model was trained for " +
                                                      std::to_string(trained));
     }
     llama_context_params params = llama_context_default_params();
@@ -133,20 +138,24 @@ Result<std::unique_ptr<ModelRunner>> LlamaRunner::Make(const LlamaConfig& config
     params.no_perf = true;
     runner->context_.reset(llama_init_from_model(model, params));
     if (runner->context_ == nullptr) {
-        return Error{ErrorCode::kUnavailable,
-                     "llama.cpp cannot make a context of " + std::to_string(params.n_ctx) + " tokens (memory?)", {}, false};
+        return Error{
+            ErrorCode::kUnavailable,
+            "llama.cpp cannot make a context of " + std::to_string(params.n_ctx) + " tokens (memory?)",
+            {},
+            false};
     }
     runner->vocab_ = llama_model_get_vocab(model);
     runner->memory_ = llama_get_memory(runner->context_.get());
     if (runner->memory_ == nullptr) {
-        return Error{ErrorCode::kUnavailable, config.path + " has no sequence memory: it cannot be served", {}, false};
+        return Error{
+            ErrorCode::kUnavailable, config.path + " has no sequence memory: it cannot be served", {}, false};
     }
     length = std::min<std::int64_t>(length, llama_n_ctx_seq(runner->context_.get()));
     runner->batch_ = llama_batch_init(config.max_num_batched_tokens, 0, 1);
     runner->slots_.resize(static_cast<std::size_t>(config.max_num_seqs));
     // Recurrent states and sliding windows cannot be cut back to a prefix.
-    runner->reuse_ = config.prefix_caching && !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model) &&
-                     llama_model_n_swa(model) == 0;
+    runner->reuse_ = config.prefix_caching && !llama_model_is_recurrent(model) &&
+                     !llama_model_is_hybrid(model) && llama_model_n_swa(model) == 0;
     ModelFacts& facts = runner->facts_;
     const std::size_t slash = config.path.rfind('/');
     facts.model_name = slash == std::string::npos ? config.path : config.path.substr(slash + 1);
@@ -158,7 +167,8 @@ Result<std::unique_ptr<ModelRunner>> LlamaRunner::Make(const LlamaConfig& config
     }
     for (TokenId token = 0; token < facts.vocab_size; ++token) {
         if (llama_vocab_is_eog(runner->vocab_, token) &&
-            std::find(facts.eos_token_ids.begin(), facts.eos_token_ids.end(), token) == facts.eos_token_ids.end()) {
+            std::find(facts.eos_token_ids.begin(), facts.eos_token_ids.end(), token) ==
+                facts.eos_token_ids.end()) {
             facts.eos_token_ids.push_back(token);
         }
     }
@@ -185,10 +195,12 @@ Result<GrammarPtr> LlamaRunner::MakeGrammar(const wire::StructuredOutputs& struc
     } else if (structured.kind == Kind::kJsonObject) {
         text = kJsonObjectGrammar;
     } else {
-        return Error{ErrorCode::kNotImplemented, "runner llama follows grammars and json_object only", "structured_outputs", false};
+        return Error{ErrorCode::kNotImplemented, "runner llama follows grammars and json_object only",
+                     "structured_outputs", false};
     }
     if (text.size() > kMaxGrammarBytes || text.find('\0') != std::string::npos) {
-        return Error::Invalid("structured_outputs", "the grammar is longer than " + std::to_string(kMaxGrammarBytes) + " bytes");
+        return Error::Invalid("structured_outputs",
+                              "the grammar is longer than " + std::to_string(kMaxGrammarBytes) + " bytes");
     }
     GrammarPtr grammar{llama_sampler_init_grammar(vocab_, text.c_str(), "root")};
     if (grammar == nullptr) {
@@ -219,8 +231,10 @@ Placement LlamaRunner::Place(const Sequence& sequence, std::span<const std::int3
         const Slot& slot = slots_[static_cast<std::size_t>(index)];
         std::int64_t common = 0;
         if (may_reuse && !slot.stale && slot.salt == sequence.request.cache_salt) {
-            const auto limit = std::min<std::int64_t>(static_cast<std::int64_t>(slot.held.size()), sequence.num_tokens() - 1);
-            while (common < limit && slot.held[static_cast<std::size_t>(common)] == sequence.TokenAt(common)) {
+            const auto limit = std::min<std::int64_t>(static_cast<std::int64_t>(slot.held.size()),
+                                                      sequence.num_tokens() - 1);
+            while (common < limit &&
+                   slot.held[static_cast<std::size_t>(common)] == sequence.TokenAt(common)) {
                 ++common;
             }
         }
@@ -249,7 +263,8 @@ Status LlamaRunner::Prepare(const PlanItem& item) {
     const Sequence& sequence = *item.sequence;
     const auto keep = static_cast<llama_pos>(item.first_position);
     if (!llama_memory_seq_rm(memory_, item.slot, keep, -1)) {
-        return Error{ErrorCode::kEngineError, "llama.cpp cannot cut a sequence back to its prefix", {}, false};
+        return Error{
+            ErrorCode::kEngineError, "llama.cpp cannot cut a sequence back to its prefix", {}, false};
     }
     slot.held.resize(static_cast<std::size_t>(item.first_position));
     slot.salt = sequence.request.cache_salt;
@@ -281,7 +296,8 @@ void LlamaRunner::AppendBatch(const PlanItem& item, std::int32_t& outputs) {
         batch_.pos[at] = static_cast<llama_pos>(position);
         batch_.n_seq_id[at] = 1;
         batch_.seq_id[at][0] = item.slot;
-        const bool wanted = (item.sample && i + 1 == item.num_tokens) || (score_prompt && position + 1 < sequence.prompt_len());
+        const bool wanted = (item.sample && i + 1 == item.num_tokens) ||
+                            (score_prompt && position + 1 < sequence.prompt_len());
         batch_.logits[at] = wanted ? 1 : 0;
         outputs += wanted ? 1 : 0;
         slot.held.push_back(token);
@@ -289,7 +305,8 @@ void LlamaRunner::AppendBatch(const PlanItem& item, std::int32_t& outputs) {
 }
 
 TokenId LlamaRunner::SampleWithGrammar(const Sequence& sequence, Slot& slot, std::span<const float> logits) {
-    // The whole mask at once keeps the distribution exact (drawing first and asking the grammar then would not).
+    // The whole mask at once keeps the distribution exact (drawing first and asking the grammar then would
+    // not).
     candidates_.resize(logits.size());
     for (std::size_t i = 0; i < logits.size(); ++i) {
         candidates_[i] = llama_token_data{static_cast<llama_token>(i), logits[i], 0.0F};
@@ -299,7 +316,8 @@ TokenId LlamaRunner::SampleWithGrammar(const Sequence& sequence, Slot& slot, std
     allowed_.assign(logits.size(), 0);
     for (std::size_t i = 0; i < array.size; ++i) {
         const llama_token_data& candidate = array.data[i];
-        allowed_[static_cast<std::size_t>(candidate.id)] = candidate.logit > -std::numeric_limits<float>::infinity() ? 1 : 0;
+        allowed_[static_cast<std::size_t>(candidate.id)] =
+            candidate.logit > -std::numeric_limits<float>::infinity() ? 1 : 0;
     }
     return SampleToken(sequence, logits, allowed_, scratch_);
 }
@@ -314,11 +332,13 @@ ItemResult LlamaRunner::Collect(const PlanItem& item, std::int32_t& output) {
         sequence.prompt_logprobs.width = 1 + (top < 0 ? facts_.vocab_size : top);
         const std::int64_t end = std::min(item.first_position + item.num_tokens, sequence.prompt_len() - 1);
         for (std::int64_t position = item.first_position; position < end; ++position, ++output) {
-            // The last prompt position is only scored as a sample; earlier ones give the logprob of their successor.
-            const std::span<const float> logits{llama_get_logits_ith(context_.get(), outputs_[static_cast<std::size_t>(output)]),
-                                                vocabulary};
+            // The last prompt position is only scored as a sample; earlier ones give the logprob of their
+            // successor.
+            const std::span<const float> logits{
+                llama_get_logits_ith(context_.get(), outputs_[static_cast<std::size_t>(output)]), vocabulary};
             if (position >= sequence.prompt_logprobs.positions) {
-                AppendLogprobs(logits, sequence.TokenAt(position + 1), top, scratch_, sequence.prompt_logprobs);
+                AppendLogprobs(logits, sequence.TokenAt(position + 1), top, scratch_,
+                               sequence.prompt_logprobs);
             }
         }
         sequence.prompt_logprobs_done = sequence.prompt_logprobs.positions == sequence.prompt_len() - 1;
@@ -326,7 +346,8 @@ ItemResult LlamaRunner::Collect(const PlanItem& item, std::int32_t& output) {
     if (!item.sample) {
         return result;
     }
-    const std::span<const float> logits{llama_get_logits_ith(context_.get(), outputs_[static_cast<std::size_t>(output++)]), vocabulary};
+    const std::span<const float> logits{
+        llama_get_logits_ith(context_.get(), outputs_[static_cast<std::size_t>(output++)]), vocabulary};
     result.kind = ItemResult::Kind::kToken;
     if (slot.grammar != nullptr) {
         result.token = SampleWithGrammar(sequence, slot, logits);
@@ -336,7 +357,8 @@ ItemResult LlamaRunner::Collect(const PlanItem& item, std::int32_t& output) {
             return result;
         }
         if (llama_vocab_is_eog(vocab_, result.token)) {
-            result.finish = wire::FinishReason::kStop;  // the grammar is complete, whatever the request calls its EOS
+            result.finish =
+                wire::FinishReason::kStop;  // the grammar is complete, whatever the request calls its EOS
         } else {
             llama_sampler_accept(slot.grammar.get(), result.token);
         }
@@ -344,7 +366,8 @@ ItemResult LlamaRunner::Collect(const PlanItem& item, std::int32_t& output) {
         result.token = SampleToken(sequence, logits, {}, scratch_);
     }
     if (sequence.want_logprobs) {
-        AppendLogprobs(logits, result.token, sequence.request.sampling.logprobs.value_or(0), scratch_, sequence.logprobs);
+        AppendLogprobs(logits, result.token, sequence.request.sampling.logprobs.value_or(0), scratch_,
+                       sequence.logprobs);
     }
     return result;
 }
@@ -377,6 +400,8 @@ Status LlamaRunner::Run(const StepPlan& plan, StepResult& result) noexcept {
 
 }  // namespace
 
-Result<std::unique_ptr<ModelRunner>> MakeLlamaRunner(const LlamaConfig& config) { return LlamaRunner::Make(config); }
+Result<std::unique_ptr<ModelRunner>> MakeLlamaRunner(const LlamaConfig& config) {
+    return LlamaRunner::Make(config);
+}
 
 }  // namespace rankgate::engine

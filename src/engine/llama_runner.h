@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// LlamaRunner: a GGUF model through llama.cpp on the CPU. Real batching over sequences; one KV stream per slot and no flash attention,
-// so that logits do not depend on what else is in the batch or how a prompt was chunked (docs/engine.md). A finished sequence's KV
-// stays in its slot until the slot is needed: a later prompt that begins alike continues from there. Core thread only (llama.cpp has
-// its own workers below).
+// LlamaRunner: a GGUF model through llama.cpp on the CPU. Real batching over sequences; one KV stream per
+// slot and no flash attention, so that logits do not depend on what else is in the batch or how a prompt was
+// chunked (docs/engine.md). A finished sequence's KV stays in its slot until the slot is needed: a later
+// prompt that begins alike continues from there. Core thread only (llama.cpp has its own workers below).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The demo model through scheduler and llama runner against a plain llama.cpp loop of one sequence. Needs the model that `make serve`
-// and `make test` fetch (scripts/fetch_model.sh); without it the cases are skipped, and say so.
+// The demo model through scheduler and llama runner against a plain llama.cpp loop of one sequence. Needs the
+// model that `make serve` and `make test` fetch (scripts/fetch_model.sh); without it the cases are skipped,
+// and say so.
 #include "engine/llama_runner.h"
 
 #include <gtest/gtest.h>
@@ -36,12 +37,13 @@ bool HaveModel() {
     return ::stat(ModelPath().c_str(), &info) == 0;
 }
 
-#define NEED_MODEL()                                                        \
-    if (!HaveModel()) {                                                     \
+#define NEED_MODEL()                                                                     \
+    if (!HaveModel()) {                                                                  \
         GTEST_SKIP() << "no model at " << ModelPath() << ": run scripts/fetch_model.sh"; \
     }
 
-/// 20 prompts; numbers 5, 11 and 17 are longer than a chunk. Any ids will do: what counts is that both sides see the same.
+/// 20 prompts; numbers 5, 11 and 17 are longer than a chunk. Any ids will do: what counts is that both sides
+/// see the same.
 std::vector<TokenId> Prompt(int n) {
     const bool is_long = n % 6 == 5;
     const int length = is_long ? kChunk + 20 + 10 * n : 3 + n;
@@ -82,7 +84,9 @@ class PlainLoop {
         std::vector<TokenId> next = std::move(prompt);
         SamplerScratch scratch;
         for (int i = 0; i < count; ++i) {
-            EXPECT_EQ(llama_decode(context_, llama_batch_get_one(next.data(), static_cast<std::int32_t>(next.size()))), 0);
+            EXPECT_EQ(llama_decode(context_,
+                                   llama_batch_get_one(next.data(), static_cast<std::int32_t>(next.size()))),
+                      0);
             const std::span<const float> logits{llama_get_logits_ith(context_, -1), vocabulary_};
             const TokenId token = ArgMax(logits);
             wire::Logprobs scored;
@@ -118,7 +122,8 @@ struct Engine {
         EXPECT_TRUE(scheduler_config.Normalise().ok());
         scheduler = std::make_unique<Scheduler>(scheduler_config, *runner);
     }
-    Status Add(const std::string& id, std::vector<TokenId> prompt, const std::function<void(Sequence&)>& adjust = {}) {
+    Status Add(const std::string& id, std::vector<TokenId> prompt,
+               const std::function<void(Sequence&)>& adjust = {}) {
         auto sequence = std::make_unique<Sequence>();
         sequence->request.id = id;
         sequence->request.prompt_token_ids = std::move(prompt);
@@ -203,14 +208,18 @@ TEST(LlamaRunner, AReusedPrefixGivesTheSameTokens) {
     EXPECT_EQ(engine.cached["first"], 0);
     EXPECT_EQ(engine.cached["again"], static_cast<std::int64_t>(prompt.size()) - 1);
     EXPECT_EQ(engine.outputs["again"], engine.outputs["first"]);
-    // A conversation: the prompt, what was answered, and more. KV from decode steps is as good as KV from a prefill.
+    // A conversation: the prompt, what was answered, and more. KV from decode steps is as good as KV from a
+    // prefill.
     std::vector<TokenId> longer = prompt;
     longer.insert(longer.end(), engine.outputs["first"].begin(), engine.outputs["first"].end());
     longer.insert(longer.end(), {700, 701, 702});
     ASSERT_TRUE(engine.Add("turn 2", longer).ok());
     engine.Run();
     EXPECT_GE(engine.cached["turn 2"], static_cast<std::int64_t>(prompt.size()));
-    ASSERT_TRUE(engine.Add("turn 2 cold", longer, [](Sequence& s) { s.request.sampling.skip_reading_prefix_cache = true; }).ok());
+    ASSERT_TRUE(engine
+                    .Add("turn 2 cold", longer,
+                         [](Sequence& s) { s.request.sampling.skip_reading_prefix_cache = true; })
+                    .ok());
     engine.Run();
     EXPECT_EQ(engine.cached["turn 2 cold"], 0);
     EXPECT_EQ(engine.outputs["turn 2"], engine.outputs["turn 2 cold"]);
@@ -259,8 +268,10 @@ TEST(LlamaRunner, PromptLogprobsCoverThePromptWhateverTheChunking) {
         EXPECT_EQ(scored.positions, static_cast<std::int32_t>(prompt.size()) - 1);
         EXPECT_EQ(scored.width, 3);
         for (std::int32_t i = 0; i < scored.positions; ++i) {
-            EXPECT_EQ(scored.token_ids[static_cast<std::size_t>(i * 3)], prompt[static_cast<std::size_t>(i) + 1]);
-            EXPECT_GE(scored.logprobs[static_cast<std::size_t>(i * 3 + 1)], scored.logprobs[static_cast<std::size_t>(i * 3 + 2)]);
+            EXPECT_EQ(scored.token_ids[static_cast<std::size_t>(i * 3)],
+                      prompt[static_cast<std::size_t>(i) + 1]);
+            EXPECT_GE(scored.logprobs[static_cast<std::size_t>(i * 3 + 1)],
+                      scored.logprobs[static_cast<std::size_t>(i * 3 + 2)]);
         }
         EXPECT_EQ(engine->prompt_logprobs["one"].positions, 0);
     }
@@ -300,11 +311,15 @@ TEST(LlamaRunner, AGrammarIsFollowedAndABadOneRefusedAlone) {
     EXPECT_FALSE(engine.Add("bad", Prompt(3), grammar("root ::= \"yes")).ok());
     EXPECT_FALSE(engine.Add("no root", Prompt(3), grammar("start ::= \"yes\"")).ok());
     EXPECT_FALSE(engine.Add("left recursion", Prompt(3), grammar("root ::= root \"a\"")).ok());
-    EXPECT_FALSE(engine.Add("schema", Prompt(3), [](Sequence& sequence) {
-        sequence.request.sampling.structured_outputs = wire::StructuredOutputs{};
-    }).ok());
+    EXPECT_FALSE(engine
+                     .Add("schema", Prompt(3),
+                          [](Sequence& sequence) {
+                              sequence.request.sampling.structured_outputs = wire::StructuredOutputs{};
+                          })
+                     .ok());
     engine.Run();
-    EXPECT_EQ(engine.finish["choice"], wire::FinishReason::kStop) << "the end of the grammar is the end of the answer";
+    EXPECT_EQ(engine.finish["choice"], wire::FinishReason::kStop)
+        << "the end of the grammar is the end of the answer";
     EXPECT_LE(engine.outputs["choice"].size(), 4u);
 }
 

@@ -34,7 +34,8 @@ Error Failed(const std::string& what, const std::string& path) {
 
 }  // namespace
 
-/// Every field is an atomic word, so that a reader racing the writer is defined behaviour; the sequence makes it consistent.
+/// Every field is an atomic word, so that a reader racing the writer is defined behaviour; the sequence makes
+/// it consistent.
 struct LoadPage {
     std::atomic<std::uint64_t> magic;
     std::atomic<std::uint64_t> version;
@@ -71,10 +72,12 @@ Status LoadPageWriter::Open(const std::string& directory, const std::string& nam
         return Failed("stat", directory);
     }
     if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 0077) != 0) {
-        return Error{ErrorCode::kForbidden, directory + " is not a directory of ours with mode 0700", {}, false};
+        return Error{
+            ErrorCode::kForbidden, directory + " is not a directory of ours with mode 0700", {}, false};
     }
     path_ = directory + "/" + name;
-    // A fresh inode each time: a reader of the old one must not see a new writer's numbers under the old epoch.
+    // A fresh inode each time: a reader of the old one must not see a new writer's numbers under the old
+    // epoch.
     ::unlink(path_.c_str());
     const UniqueFd fd{::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)};
     if (!fd.valid()) {
@@ -104,8 +107,8 @@ void LoadPageWriter::Publish(const wire::LoadSnapshot& load) noexcept {
     const auto word = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
     const std::uint64_t sequence = page_->sequence.load(std::memory_order_relaxed);
     page_->sequence.store(sequence + 1, std::memory_order_relaxed);
-    // Each field is stored with release, so none of them can be seen without the odd sequence before it (Boehm, "Can seqlocks get
-    // along with programming language memory models?"); on x86 that is free.
+    // Each field is stored with release, so none of them can be seen without the odd sequence before it
+    // (Boehm, "Can seqlocks get along with programming language memory models?"); on x86 that is free.
     page_->num_running.store(word(load.num_running), std::memory_order_release);
     page_->num_waiting.store(word(load.num_waiting), std::memory_order_release);
     page_->kv_active_pages.store(word(load.kv_active_pages), std::memory_order_release);
@@ -115,7 +118,9 @@ void LoadPageWriter::Publish(const wire::LoadSnapshot& load) noexcept {
     page_->sequence.store(sequence + 2, std::memory_order_release);
 }
 
-LoadPageReader::~LoadPageReader() { Close(); }
+LoadPageReader::~LoadPageReader() {
+    Close();
+}
 
 void LoadPageReader::Close() noexcept {
     if (page_ != nullptr) {
@@ -136,7 +141,8 @@ Status LoadPageReader::Open(const std::string& path) {
         return Failed("stat", directory);
     }
     if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 0077) != 0) {
-        return Error{ErrorCode::kForbidden, directory + " is not a directory of ours with mode 0700", {}, false};
+        return Error{
+            ErrorCode::kForbidden, directory + " is not a directory of ours with mode 0700", {}, false};
     }
     const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
     if (!fd.valid()) {
@@ -190,11 +196,13 @@ std::optional<LoadReading> LoadPageReader::Read() const noexcept {
         }
         reading.epoch = page_->epoch.load(std::memory_order_relaxed);
         const auto& load = reading.load;
-        if (load.num_running < 0 || load.num_waiting < 0 || load.kv_active_pages < 0 || load.kv_total_pages < load.kv_active_pages) {
+        if (load.num_running < 0 || load.num_waiting < 0 || load.kv_active_pages < 0 ||
+            load.kv_total_pages < load.kv_active_pages) {
             return std::nullopt;  // not one of ours, or broken: unknown is the honest answer
         }
         if (load.kv_total_pages > 0) {
-            reading.load.kv_usage = static_cast<double>(load.kv_active_pages) / static_cast<double>(load.kv_total_pages);
+            reading.load.kv_usage =
+                static_cast<double>(load.kv_active_pages) / static_cast<double>(load.kv_total_pages);
         }
         reading.age_ns = MonotonicNs() - stamp;
         return reading;

@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -45,6 +46,10 @@ struct Options {
     std::int32_t tensor_parallel_size{1};
     std::int32_t tensor_parallel_rank{0};
     std::string relay_where;
+    std::uint64_t relay_epoch{0};
+    double tensor_parallel_join_s{120};
+    double tensor_parallel_stall_s{30};
+    std::vector<std::string> arguments;  // as given, for the followers
     std::string address{"127.0.0.1"};
     std::int32_t port{29550};
     std::int32_t base_index{0};
@@ -79,47 +84,102 @@ void Describe(CLI::App& app, Options& o) {
     app.option_defaults()->take_last();  // a launcher's flag, then the user's
     app.description("One engine rank that dials a gateway (or any vLLM / TokenSpeed frontend).");
     app.add_option("model", o.model, "GGUF file (runner llama); for sim and script only a name")->required();
-    app.add_option("--wire", o.wire, "Dialect of the frontend")->check(CLI::IsMember({"vllm", "tokenspeed"}))->capture_default_str();
+    app.add_option("--wire", o.wire, "Dialect of the frontend")
+        ->check(CLI::IsMember({"vllm", "tokenspeed"}))
+        ->capture_default_str();
     app.add_option("--runner", o.runner, "llama, sim or script; auto = llama")
         ->check(CLI::IsMember({"auto", "llama", "sim", "script"}))
         ->capture_default_str();
-    app.add_option("--data-parallel-size", o.data_parallel_size, "Ranks in the group")->check(CLI::Range(1, 65536))->capture_default_str();
-    app.add_option("--data-parallel-rank", o.data_parallel_rank, "This rank")->check(CLI::Range(0, 65535))->capture_default_str();
-    app.add_option("--data-parallel-address", o.address, "The gateway's handshake host")->capture_default_str();
-    app.add_option("--data-parallel-rpc-port", o.port, "The gateway's handshake port")->check(CLI::Range(1, 65535))->capture_default_str();
-    app.add_option("--zmq-engine-index", o.base_index, "Identity of rank 0 of this group")->check(CLI::Range(0, 65535))->capture_default_str();
-    app.add_option("--tensor-parallel-size", o.tensor_parallel_size, "Processes that mirror one rank through the relay")
+    app.add_option("--data-parallel-size", o.data_parallel_size, "Ranks in the group")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
+    app.add_option("--data-parallel-rank", o.data_parallel_rank, "This rank")
+        ->check(CLI::Range(0, 65535))
+        ->capture_default_str();
+    app.add_option("--data-parallel-address", o.address, "The gateway's handshake host")
+        ->capture_default_str();
+    app.add_option("--data-parallel-rpc-port", o.port, "The gateway's handshake port")
+        ->check(CLI::Range(1, 65535))
+        ->capture_default_str();
+    app.add_option("--zmq-engine-index", o.base_index, "Identity of rank 0 of this group")
+        ->check(CLI::Range(0, 65535))
+        ->capture_default_str();
+    app.add_option("--tensor-parallel-size", o.tensor_parallel_size,
+                   "Processes that mirror one rank through the relay")
         ->check(CLI::Range(1, 64))
         ->capture_default_str();
-    app.add_option("--tensor-parallel-rank", o.tensor_parallel_rank, "Set by rank 0 for its followers")->check(CLI::Range(0, 63))->group("");
+    app.add_option("--tensor-parallel-rank", o.tensor_parallel_rank, "Set by rank 0 for its followers")
+        ->check(CLI::Range(0, 63))
+        ->group("");
     app.add_option("--relay-where", o.relay_where, "Set by rank 0 for its followers")->group("");
-    app.add_option("--served-model-name", o.served_model_name, "Name in the log and in the ready response");
-    app.add_option("--max-model-len", o.max_model_len, "Context length (0 = the model's, for llama at most 2048)")->check(CLI::NonNegativeNumber);
-    app.add_option("--max-num-seqs", o.max_num_seqs, "Sequences in a batch (0 = 8 for llama, 256 else)")->check(CLI::Range(0, kMaxSeqs));
-    app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Tokens of a step (0 = 128 for llama, 8192 else)")->check(CLI::NonNegativeNumber);
-    app.add_option("--block-size", o.block_size, "Tokens of a KV page")->check(CLI::Range(1, kMaxBlockSize))->capture_default_str();
-    app.add_option("--num-gpu-blocks", o.num_gpu_blocks, "KV pages (0 = max-num-seqs full sequences)")->check(CLI::NonNegativeNumber);
-    app.add_option("--threads", o.threads, "Threads of the llama runner (0 = max(1, (cores - 1) / ranks))")->check(CLI::Range(0, 1024));
-    app.add_flag("--no-enable-prefix-caching", o.no_prefix_caching, "Compute every prompt from its first token");
-    app.add_option("--sim-prefill-tps", o.sim_prefill_tps, "sim: prompt tokens a second (0 = instantly)")->check(CLI::NonNegativeNumber);
-    app.add_option("--sim-step-us", o.sim_step_us, "sim: length of a step in us")->check(CLI::NonNegativeNumber);
-    app.add_option("--sim-step-us-per-seq", o.sim_step_us_per_seq, "sim: plus this for each sequence in it")->check(CLI::NonNegativeNumber);
-    app.add_option("--sim-eos-after", o.sim_eos_after, "sim: end with EOS after this many tokens (0 = never)")->check(CLI::NonNegativeNumber);
-    app.add_option("--sim-vocab-size", o.vocab_size, "sim, script: ids from here on are refused (0 = 49152)")->check(CLI::NonNegativeNumber);
-    app.add_option("--sim-first-token", o.first_token, "sim: smallest generated id")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--sim-last-token", o.last_token, "sim: largest generated id")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--sim-eos-token", o.eos_token, "sim, script: the model's EOS id")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--script", o.script, "script: file of instructions, one JSON object a line");
-    app.add_option("--script-socket", o.script_socket, "script: unix socket that takes instructions at any time");
-    app.add_option("--load-page-dir", o.load_page_dir, "Folder (0700) of the shared load page (default: under XDG_RUNTIME_DIR or /tmp)");
-    app.add_flag("--no-load-page", o.no_load_page, "Publish no shared load page");
-    app.add_flag("--stale-load", o.stale_load, "Test: sample the load before a step's ends are applied, as upstream does")->group("");
-    app.add_option("--handshake-timeout", o.handshake_timeout_s, "Seconds to wait for the gateway (0 = 300 vllm, 600 tokenspeed)")->check(CLI::NonNegativeNumber);
-    app.add_option("--frontend-away-timeout", o.away_timeout_s, "Seconds after which the requests of a vanished frontend are dropped")
+    app.add_option("--relay-epoch", o.relay_epoch, "Set by rank 0 for its followers")->group("");
+    app.add_option("--tensor-parallel-join-timeout", o.tensor_parallel_join_s,
+                   "Seconds for all tensor-parallel ranks to load and join")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    app.add_option("--log-level", o.log_level, "")->check(CLI::IsMember({"debug", "info", "warning", "error"}))->capture_default_str();
-    app.add_option("--log-format", o.log_format, "")->check(CLI::IsMember({"text", "json"}))->capture_default_str();
+    app.add_option("--tensor-parallel-stall-timeout", o.tensor_parallel_stall_s,
+                   "Seconds without life after which a tensor-parallel rank ends the engine")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--served-model-name", o.served_model_name, "Name in the log and in the ready response");
+    app.add_option("--max-model-len", o.max_model_len,
+                   "Context length (0 = the model's, for llama at most 2048)")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--max-num-seqs", o.max_num_seqs, "Sequences in a batch (0 = 8 for llama, 256 else)")
+        ->check(CLI::Range(0, kMaxSeqs));
+    app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens,
+                   "Tokens of a step (0 = 128 for llama, 8192 else)")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--block-size", o.block_size, "Tokens of a KV page")
+        ->check(CLI::Range(1, kMaxBlockSize))
+        ->capture_default_str();
+    app.add_option("--num-gpu-blocks", o.num_gpu_blocks, "KV pages (0 = max-num-seqs full sequences)")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--threads", o.threads, "Threads of the llama runner (0 = max(1, (cores - 1) / ranks))")
+        ->check(CLI::Range(0, 1024));
+    app.add_flag("--no-enable-prefix-caching", o.no_prefix_caching,
+                 "Compute every prompt from its first token");
+    app.add_option("--sim-prefill-tps", o.sim_prefill_tps, "sim: prompt tokens a second (0 = instantly)")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--sim-step-us", o.sim_step_us, "sim: length of a step in us")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--sim-step-us-per-seq", o.sim_step_us_per_seq, "sim: plus this for each sequence in it")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--sim-eos-after", o.sim_eos_after, "sim: end with EOS after this many tokens (0 = never)")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--sim-vocab-size", o.vocab_size, "sim, script: ids from here on are refused (0 = 49152)")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--sim-first-token", o.first_token, "sim: smallest generated id")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--sim-last-token", o.last_token, "sim: largest generated id")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--sim-eos-token", o.eos_token, "sim, script: the model's EOS id")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--script", o.script, "script: file of instructions, one JSON object a line");
+    app.add_option("--script-socket", o.script_socket,
+                   "script: unix socket that takes instructions at any time");
+    app.add_option("--load-page-dir", o.load_page_dir,
+                   "Folder (0700) of the shared load page (default: under XDG_RUNTIME_DIR or /tmp)");
+    app.add_flag("--no-load-page", o.no_load_page, "Publish no shared load page");
+    app.add_flag("--stale-load", o.stale_load,
+                 "Test: sample the load before a step's ends are applied, as upstream does")
+        ->group("");
+    app.add_option("--handshake-timeout", o.handshake_timeout_s,
+                   "Seconds to wait for the gateway (0 = 300 vllm, 600 tokenspeed)")
+        ->check(CLI::NonNegativeNumber);
+    app.add_option("--frontend-away-timeout", o.away_timeout_s,
+                   "Seconds after which the requests of a vanished frontend are dropped")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--log-level", o.log_level, "")
+        ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+        ->capture_default_str();
+    app.add_option("--log-format", o.log_format, "")
+        ->check(CLI::IsMember({"text", "json"}))
+        ->capture_default_str();
 }
 
 int Refuse(const std::string& text) {
@@ -142,9 +202,11 @@ Result<std::unique_ptr<ModelRunner>> MakeRunner(Options& o, const Clock& clock) 
     facts.eos_token_ids = {o.eos_token};
     if (o.runner == "sim") {
         if (o.first_token > o.last_token || o.last_token >= facts.vocab_size) {
-            return Error::Invalid("--sim-last-token", "--sim-last-token " + std::to_string(o.last_token) +
-                                                          " is not allowed: from --sim-first-token to below the vocabulary size " +
-                                                          std::to_string(facts.vocab_size));
+            return Error::Invalid(
+                "--sim-last-token",
+                "--sim-last-token " + std::to_string(o.last_token) +
+                    " is not allowed: from --sim-first-token to below the vocabulary size " +
+                    std::to_string(facts.vocab_size));
         }
         SimConfig sim;
         sim.model = facts;
@@ -179,24 +241,33 @@ Result<std::unique_ptr<ModelRunner>> MakeRunner(Options& o, const Clock& clock) 
     llama.max_num_seqs = o.max_num_seqs;
     llama.max_num_batched_tokens = o.max_num_batched_tokens;
     const auto cores = static_cast<std::int32_t>(std::max(1U, std::thread::hardware_concurrency()));
-    llama.threads = o.threads > 0 ? o.threads : std::max(1, (cores - 1) / (o.data_parallel_size * o.tensor_parallel_size));
+    llama.threads = o.threads > 0
+                        ? o.threads
+                        : std::max(1, (cores - 1) / (o.data_parallel_size * o.tensor_parallel_size));
     llama.prefix_caching = !o.no_prefix_caching;
     return MakeLlamaRunner(llama);
 #else
-    return Error::Invalid("--runner", "--runner llama is not in this build (RANKGATE_WITH_LLAMA=OFF): sim or script");
+    return Error::Invalid("--runner",
+                          "--runner llama is not in this build (RANKGATE_WITH_LLAMA=OFF): sim or script");
 #endif
 }
 
 int Run(Options& o) {
     if (o.data_parallel_rank >= o.data_parallel_size) {
-        return Refuse("--data-parallel-rank " + std::to_string(o.data_parallel_rank) + " is not allowed: 0 to " +
-                      std::to_string(o.data_parallel_size - 1) + " with --data-parallel-size " + std::to_string(o.data_parallel_size));
+        return Refuse("--data-parallel-rank " + std::to_string(o.data_parallel_rank) +
+                      " is not allowed: 0 to " + std::to_string(o.data_parallel_size - 1) +
+                      " with --data-parallel-size " + std::to_string(o.data_parallel_size));
     }
     if (o.base_index + o.data_parallel_rank > 65535) {
-        return Refuse("--zmq-engine-index " + std::to_string(o.base_index) + " plus the rank is not allowed to exceed 65535");
+        return Refuse("--zmq-engine-index " + std::to_string(o.base_index) +
+                      " plus the rank is not allowed to exceed 65535");
     }
     if (o.tensor_parallel_rank >= o.tensor_parallel_size) {
         return Refuse("--tensor-parallel-rank must be below --tensor-parallel-size");
+    }
+    if (o.tensor_parallel_size > 1 && o.runner == "script") {
+        return Refuse("--tensor-parallel-size " + std::to_string(o.tensor_parallel_size) +
+                      " is not allowed with --runner script: its ranks would not say the same");
     }
     o.runner = o.runner == "auto" ? "llama" : o.runner;
     const bool llama = o.runner == "llama";
@@ -263,11 +334,20 @@ int Run(Options& o) {
     if (!o.no_load_page) {
         rank.load_page_dir = o.load_page_dir.empty() ? DefaultPageDir() : o.load_page_dir;
     }
-    const double init_s = o.handshake_timeout_s > 0 ? o.handshake_timeout_s : (o.wire == "vllm" ? 300.0 : 600.0);
+    const double init_s =
+        o.handshake_timeout_s > 0 ? o.handshake_timeout_s : (o.wire == "vllm" ? 300.0 : 600.0);
     rank.init_timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(init_s));
     rank.away_timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(o.away_timeout_s));
     if (o.tensor_parallel_size > 1) {
-        return RunTensorParallel(rank, *runner, clock, o.tensor_parallel_rank, o.relay_where, g_stop);
+        TensorParallelConfig tensor;
+        tensor.rank = o.tensor_parallel_rank;
+        tensor.size = o.tensor_parallel_size;
+        tensor.where = o.relay_where;
+        tensor.epoch = o.relay_epoch;
+        tensor.join_s = o.tensor_parallel_join_s;
+        tensor.stall_s = o.tensor_parallel_stall_s;
+        tensor.arguments = o.arguments;
+        return RunTensorParallel(rank, tensor, *runner, clock, g_stop);
     }
     Rank engine{rank, *runner, clock};
     return engine.Run(g_stop);
@@ -277,6 +357,7 @@ int Run(Options& o) {
 
 int Main(int argc, char** argv) {
     Options options;
+    options.arguments.assign(argv + 1, argv + argc);
     CLI::App app{"", "rankgate engine"};
     Describe(app, options);
     try {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "wire/vllm/request.h"
 
 namespace rankgate::engine {
 
@@ -21,12 +22,15 @@ constexpr Duration kIdlePoll = std::chrono::seconds(1);
 constexpr Duration kFaultPoll = std::chrono::milliseconds(2);
 constexpr Duration kDialSlice = std::chrono::milliseconds(200);
 constexpr Duration kClientCheckEvery = std::chrono::milliseconds(500);
-/// A step waits while a frontend that reads has this much unread: a rank that is faster than its reader must not fill the memory.
+/// A step waits while a frontend that reads has this much unread: a rank that is faster than its reader must
+/// not fill the memory.
 constexpr std::uint64_t kSoftQueueBytes = 4U << 20;
-/// A frontend that read nothing for so long holds nobody up any more; its outputs then queue to the link's bound.
+/// A frontend that read nothing for so long holds nobody up any more; its outputs then queue to the link's
+/// bound.
 constexpr Duration kBehindPatience = std::chrono::seconds(2);
 constexpr Duration kBehindPoll = std::chrono::milliseconds(1);
-/// A scripted death comes after what was said before it, if that leaves within this time: tests want exact token counts.
+/// A scripted death comes after what was said before it, if that leaves within this time: tests want exact
+/// token counts.
 constexpr Duration kDeathDelay = std::chrono::milliseconds(500);
 /// Claimed towards frontends that look at the version: the wire we speak is that of this release.
 constexpr const char* kVllmVersion = "0.32.0+rankgate";
@@ -49,9 +53,12 @@ std::string InstanceId() {
 
 }  // namespace
 
-Rank::Rank(RankConfig config, ModelRunner& runner, const Clock& clock) : config_{std::move(config)}, runner_{runner}, clock_{clock} {}
+Rank::Rank(RankConfig config, ModelRunner& runner, const Clock& clock)
+    : config_{std::move(config)}, runner_{runner}, clock_{clock} {}
 
-Rank::~Rank() { g_signal_link.store(nullptr); }
+Rank::~Rank() {
+    g_signal_link.store(nullptr);
+}
 
 void Rank::WakeFromSignal() noexcept {
     if (transport::EngineLink* link = g_signal_link.load()) {
@@ -64,16 +71,19 @@ std::string Rank::ReadyResponse() const {
     const bool tokenspeed = config_.dialect == wire::Dialect::kTokenSpeed;
     wire::ReadyResponse ready;
     ready.max_model_len = scheduler.max_model_len;
-    ready.num_gpu_blocks = scheduler.num_gpu_blocks + (tokenspeed ? 1 : 0);  // TokenSpeed counts its null page
+    ready.num_gpu_blocks =
+        scheduler.num_gpu_blocks + (tokenspeed ? 1 : 0);  // TokenSpeed counts its null page
     ready.block_size = scheduler.block_size;
     ready.dtype = runner_.facts().dtype;
     ready.vllm_version = tokenspeed ? kTokenSpeedVersion : kVllmVersion;
     ready.tensor_parallel_size = config_.tensor_parallel_size;
     // vLLM: above 1 would claim lockstep, and these ranks are independent.
     ready.data_parallel_size = tokenspeed ? config_.data_parallel_size : 1;
-    ready.world_size = static_cast<std::int64_t>(config_.tensor_parallel_size) * (tokenspeed ? config_.data_parallel_size : 1);
+    ready.world_size = static_cast<std::int64_t>(config_.tensor_parallel_size) *
+                       (tokenspeed ? config_.data_parallel_size : 1);
     ready.data_parallel_rank = config_.data_parallel_rank;
-    ready.max_num_seqs = static_cast<std::int64_t>(scheduler.max_num_seqs) * (tokenspeed ? config_.data_parallel_size : 1);
+    ready.max_num_seqs =
+        static_cast<std::int64_t>(scheduler.max_num_seqs) * (tokenspeed ? config_.data_parallel_size : 1);
     ready.max_num_batched_tokens = scheduler.max_num_batched_tokens;
     ready.instance_id = InstanceId();
     ready.kv_cache_size_tokens = scheduler.num_gpu_blocks * scheduler.block_size;
@@ -90,7 +100,8 @@ std::string Rank::ReadyResponse() const {
 
 Status Rank::Connect(const std::atomic<int>& stop) {
     transport::EngineLinkOptions options;
-    options.dialect = config_.dialect == wire::Dialect::kVllm ? transport::Dialect::kVllm : transport::Dialect::kTokenSpeed;
+    options.dialect =
+        config_.dialect == wire::Dialect::kVllm ? transport::Dialect::kVllm : transport::Dialect::kTokenSpeed;
     options.handshake_address = config_.handshake_address;
     options.engine_index = static_cast<std::uint16_t>(config_.base_index + config_.data_parallel_rank);
     options.local = config_.dialect == wire::Dialect::kTokenSpeed;
@@ -114,12 +125,20 @@ Status Rank::Connect(const std::atomic<int>& stop) {
         if (init.error().code != ErrorCode::kTimeout) {
             return init;
         }
+        if (mirror_ != nullptr) {
+            if (Status healthy = mirror_->Check(); !healthy.ok()) {
+                return healthy;
+            }
+        }
         if (clock_.Now() >= limit) {
-            return Error{ErrorCode::kTimeout,
-                         "no gateway answered at " + config_.handshake_address + " within " +
-                             std::to_string(std::chrono::duration_cast<std::chrono::seconds>(config_.init_timeout).count()) + " s",
-                         {},
-                         true};
+            return Error{
+                ErrorCode::kTimeout,
+                "no gateway answered at " + config_.handshake_address + " within " +
+                    std::to_string(
+                        std::chrono::duration_cast<std::chrono::seconds>(config_.init_timeout).count()) +
+                    " s",
+                {},
+                true};
         }
     }
     if (!config_.load_page_dir.empty()) {
@@ -136,12 +155,52 @@ Status Rank::Connect(const std::atomic<int>& stop) {
     core.num_clients = static_cast<std::int32_t>(link_->addresses().outputs.size());
     core.has_coordinator = !link_->addresses().coordinator_output.empty();
     core.stale_load = config_.stale_load;
+    if (mirror_ != nullptr) {
+        if (Status begun = mirror_->Begin(core); !begun.ok()) {
+            return begun;
+        }
+    }
     core_ = std::make_unique<EngineCore>(core, runner_, clock_);
     backlogs_.resize(static_cast<std::size_t>(core.num_clients));
     page_.Publish(core_->Load());
     const std::string ready = ReadyResponse();
     const TimePoint register_limit = clock_.Now() + config_.init_timeout;
     return link_->Register(ready, "", register_limit);
+}
+
+std::size_t Rank::DropClient(std::int32_t client) {
+    const std::vector<std::string> ids = core_->IdsOf(client);
+    if (ids.empty()) {
+        return 0;
+    }
+    std::string payload;  // both dialects abort with an array of ids
+    const std::vector<std::string_view> views{ids.begin(), ids.end()};
+    wire::vllm::EncodeAbort(views, payload);
+    if (mirror_ != nullptr) {
+        inputs_.push_back(
+            PackInput(static_cast<std::uint8_t>(wire::vllm::RequestType::kAbort), client, payload));
+    } else {
+        core_->OnInput(static_cast<std::uint8_t>(wire::vllm::RequestType::kAbort), payload, {}, client);
+    }
+    return ids.size();
+}
+
+Status Rank::Round() {
+    if (mirror_ != nullptr) {
+        const std::vector<std::string_view> views{inputs_.begin(), inputs_.end()};
+        if (Status published = mirror_->Publish(views); !published.ok()) {
+            return published;
+        }
+        for (const std::string& packed : inputs_) {
+            ApplyPackedInput(*core_, packed);
+        }
+        inputs_.clear();
+    }
+    Result<bool> stepped = core_->Step();
+    if (!stepped.ok()) {
+        return stepped.error();
+    }
+    return mirror_ != nullptr ? mirror_->SetDigest(core_->Digest()) : Status::Ok();
 }
 
 void Rank::SendOutbox() {
@@ -155,7 +214,7 @@ void Rank::SendOutbox() {
         }
         const Status sent = link_->Send(message.client, message.payload, aux);
         if (!sent.ok()) {
-            const std::size_t dropped = message.client >= 0 ? core_->AbortClient(message.client) : 0;
+            const std::size_t dropped = message.client >= 0 ? DropClient(message.client) : 0;
             std::uint64_t suppressed = 0;
             if (send_log_.Allow(suppressed)) {
                 LogWarning("engine_send_failed", {{"client", message.client},
@@ -177,7 +236,7 @@ void Rank::CheckClients() {
     const auto clients = static_cast<std::int32_t>(link_->addresses().outputs.size());
     for (std::int32_t client = 0; client < clients; ++client) {
         if (link_->AwayFor(client) > config_.away_timeout) {
-            if (const std::size_t dropped = core_->AbortClient(client); dropped > 0) {
+            if (const std::size_t dropped = DropClient(client); dropped > 0) {
                 LogWarning("engine_frontend_away", {{"client", client}, {"requests_dropped", dropped}});
             }
         }
@@ -199,7 +258,8 @@ bool Rank::FrontendsAreBehind() {
             backlog.progress = now;
         }
         backlog.bytes = bytes;
-        behind = behind || (now - backlog.progress < kBehindPatience && link_->AwayFor(client) == Duration::zero());
+        behind = behind ||
+                 (now - backlog.progress < kBehindPatience && link_->AwayFor(client) == Duration::zero());
     }
     return behind;
 }
@@ -211,14 +271,16 @@ void Rank::LetOutputsLeave() {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // small messages sit in libzmq's own buffer a moment longer
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(20));  // small messages sit in libzmq's own buffer a moment longer
 }
 
 bool Rank::ApplyFaults() {
     FaultSource* faults = runner_.faults();
     Fault fault;
     while (faults != nullptr && faults->TakeFault(fault)) {
-        LogWarning("engine_fault_injected", {{"kind", static_cast<int>(fault.kind)}, {"number", fault.number}});
+        LogWarning("engine_fault_injected",
+                   {{"kind", static_cast<int>(fault.kind)}, {"number", fault.number}});
         switch (fault.kind) {
             case Fault::Kind::kDie:
                 LetOutputsLeave();
@@ -240,7 +302,8 @@ bool Rank::ApplyFaults() {
             case Fault::Kind::kRawMessage:
                 if (!fault.frames.empty()) {
                     const std::vector<std::string_view> rest{fault.frames.begin() + 1, fault.frames.end()};
-                    (void)link_->Send(static_cast<std::int32_t>(fault.number), fault.frames.front(), rest).ok();
+                    (void)link_->Send(static_cast<std::int32_t>(fault.number), fault.frames.front(), rest)
+                        .ok();
                 }
                 break;
             case Fault::Kind::kIdentity:
@@ -254,12 +317,10 @@ bool Rank::ApplyFaults() {
     return false;
 }
 
-Status Rank::Loop(const std::atomic<int>& stop, StepMirror* mirror) {
-    std::vector<std::string> inputs;  // of this round, for the followers
-    std::vector<std::string_view> input_views;
+Status Rank::Loop(const std::atomic<int>& stop) {
     const transport::EngineLink::OnInput on_input = [&](const transport::InputFrames& in) {
-        if (mirror != nullptr) {
-            inputs.push_back(PackInput(in.type, in.client, in.payload));
+        if (mirror_ != nullptr) {
+            inputs_.push_back(PackInput(in.type, in.client, in.payload));
         } else {
             core_->OnInput(in.type, in.payload, in.aux, in.client);
         }
@@ -275,37 +336,10 @@ Status Rank::Loop(const std::atomic<int>& stop, StepMirror* mirror) {
         }
         const bool behind = core_->runnable() && FrontendsAreBehind();
         link_->Poll(behind ? kBehindPoll : wait, on_input);
-        if (behind) {
-            // Inputs were taken (aborts too); tokens wait until the frontend has read some.
-        } else if (mirror != nullptr) {
-            // Followers act on the same list before the same step; an idle round without inputs is none of theirs.
-            if (Status healthy = mirror->Check(); !healthy.ok()) {
-                return healthy;
-            }
-            if (!inputs.empty() || core_->runnable()) {
-                input_views.assign(inputs.begin(), inputs.end());
-                if (Status published = mirror->Publish(input_views); !published.ok()) {
-                    return published;
-                }
-                for (const std::string& packed : inputs) {
-                    ApplyPackedInput(*core_, packed);
-                }
-                inputs.clear();
-                Result<bool> stepped = core_->Step();
-                if (!stepped.ok()) {
-                    return stepped.error();
-                }
-                mirror->SetDigest(core_->Digest());
-            } else {
-                Result<bool> stepped = core_->Step();  // nothing to run: only what is due is said
-                if (!stepped.ok()) {
-                    return stepped.error();
-                }
-            }
-        } else {
-            Result<bool> stepped = core_->Step();
-            if (!stepped.ok()) {
-                return stepped.error();
+        if (!behind) {  // else inputs were taken (aborts too), and tokens wait until the frontend has read
+                        // some
+            if (Status round = Round(); !round.ok()) {
+                return round;
             }
         }
         SendOutbox();
@@ -322,6 +356,7 @@ Status Rank::Loop(const std::atomic<int>& stop, StepMirror* mirror) {
 }
 
 int Rank::Run(const std::atomic<int>& stop, StepMirror* mirror) {
+    mirror_ = mirror;
     if (Status connected = Connect(stop); !connected.ok()) {
         if (stop.load() != 0) {
             return stop.load() == SIGINT ? kExitInterrupted : kExitOk;
@@ -336,7 +371,7 @@ int Rank::Run(const std::atomic<int>& stop, StepMirror* mirror) {
                              {"num_gpu_blocks", config_.scheduler.num_gpu_blocks},
                              {"block_size", config_.scheduler.block_size},
                              {"clients", link_->addresses().outputs.size()}});
-    const Status ended = Loop(stop, mirror);
+    const Status ended = Loop(stop);
     if (!ended.ok()) {
         LogError("engine_died", {{"why", ended.error().message}});
         link_->SendDead();

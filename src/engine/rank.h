@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank: an EngineCore on the wire. Dials the gateway, registers, then loops: inputs -> one step -> outputs -> load page. One thread
-// runs all of it (libzmq has its own I/O thread below EngineLink); nothing in the loop waits without a bound, and no input ends it.
+// Rank: an EngineCore on the wire. Dials the gateway, registers, then loops: inputs -> one step -> outputs ->
+// load page. One thread runs all of it (libzmq has its own I/O thread below EngineLink); nothing in the loop
+// waits without a bound, and no input ends it.
 #pragma once
 
 #include <atomic>
@@ -38,17 +39,25 @@ struct RankConfig {
     bool stale_load{false};
     std::string load_page_dir;  // empty = no shared-memory mailbox
     Duration init_timeout{std::chrono::minutes(5)};
-    /// A frontend that is away this long loses its requests (it may come back; until then outputs are kept for it).
+    /// A frontend that is away this long loses its requests (it may come back; until then outputs are kept
+    /// for it).
     Duration away_timeout{std::chrono::seconds(60)};
 };
 
-/// What a tensor-parallel leader shares with its followers, and they follow. Null without tensor parallelism.
+/// What a tensor-parallel leader shares with its followers. Null without tensor parallelism. Called by the
+/// rank's core thread.
 class StepMirror {
   public:
     virtual ~StepMirror() = default;
-    /// Before a step: the inputs that came since the last one. Blocks until followers have room; a failure ends the rank.
+    /// Once, before the first step: everything of the core's configuration that only the leader learns.
+    virtual Status Begin(const CoreConfig& config) = 0;
+    /// Before a step: the inputs that came since the last one (PackInput). Waits, bounded, until the
+    /// followers have room; a failure ends the rank. Also called when idle, at least every second: it is the
+    /// followers' sign of life.
     virtual Status Publish(std::span<const std::string_view> inputs) = 0;
-    virtual void SetDigest(std::uint64_t digest) = 0;
+    /// After the step: what the followers must agree with.
+    virtual Status SetDigest(std::uint64_t digest) = 0;
+    /// Are all ranks well? For the time before the first step.
     virtual Status Check() = 0;
 };
 
@@ -57,18 +66,25 @@ class Rank {
     Rank(RankConfig config, ModelRunner& runner, const Clock& clock);
     ~Rank();
 
-    /// Runs until `stop` holds a signal number, the engine dies, or the handshake fails. Returns the exit code.
+    /// Runs until `stop` holds a signal number, the engine dies, or the handshake fails. Returns the exit
+    /// code.
     int Run(const std::atomic<int>& stop, StepMirror* mirror = nullptr);
-    /// Makes a waiting Run look at `stop`. Any thread, also a signal handler (one eventfd write). Null before Run dialled.
+    /// Makes a waiting Run look at `stop`. Any thread, also a signal handler (one eventfd write). Null before
+    /// Run dialled.
     static void WakeFromSignal() noexcept;
 
   private:
     Status Connect(const std::atomic<int>& stop);
     std::string ReadyResponse() const;
-    Status Loop(const std::atomic<int>& stop, StepMirror* mirror);
+    Status Loop(const std::atomic<int>& stop);
+    /// Applies the inputs of this round and runs one step; with a mirror, on all ranks.
+    Status Round();
+    /// Drops a client's requests, as an ABORT that the followers see too.
+    std::size_t DropClient(std::int32_t client);
     void SendOutbox();
     void CheckClients();
-    /// A connected frontend is behind by more than kSoftQueueBytes and still reading: the step can wait for it.
+    /// A connected frontend is behind by more than kSoftQueueBytes and still reading: the step can wait for
+    /// it.
     bool FrontendsAreBehind();
     void LetOutputsLeave();
     /// True when the rank shall leave now with `exit_code_`.
@@ -77,6 +93,8 @@ class Rank {
     const RankConfig config_;
     ModelRunner& runner_;
     const Clock& clock_;
+    StepMirror* mirror_{nullptr};
+    std::vector<std::string> inputs_;  // of this round, for the followers; unused without a mirror
     std::unique_ptr<transport::EngineLink> link_;
     std::unique_ptr<EngineCore> core_;
     LoadPageWriter page_;

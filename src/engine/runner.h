@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// ModelRunner: what turns a step plan into tokens. Three implementations: llama (llama.cpp), sim (a clock and a formula), script (tests).
-// Called by the rank's core thread only, never re-entered. A runner is deterministic: equal plans give equal tokens, whatever else is
-// in the batch, so that tensor-parallel followers can mirror it.
+// ModelRunner: what turns a step plan into tokens. Three implementations: llama (llama.cpp), sim (a clock and
+// a formula), script (tests). Called by the rank's core thread only, never re-entered. A runner is
+// deterministic: equal plans give equal tokens, whatever else is in the batch, so that tensor-parallel
+// followers can mirror it.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ struct PlanItem {
     std::int64_t first_position{0};
     std::int32_t slot{0};
     std::int32_t num_tokens{0};
-    bool fresh{false};   // first item of this sequence in this slot: only the first `first_position` cells may be kept
+    bool fresh{false};  // first item of this sequence in this slot: only the first `first_position` cells may
+                        // be kept
     bool sample{false};  // the last position's logits give a token
 };
 
@@ -39,7 +41,8 @@ struct StepPlan {
     }
 };
 
-/// One item's outcome. kNothing: the runner has no token yet, the sequence stays as it was (only `script` does that).
+/// One item's outcome. kNothing: the runner has no token yet, the sequence stays as it was (only `script`
+/// does that).
 struct ItemResult {
     enum class Kind : std::uint8_t { kComputed, kToken, kNothing, kFailed };
     Kind kind{Kind::kComputed};
@@ -89,7 +92,8 @@ struct Fault {
 class FaultSource {
   public:
     virtual ~FaultSource() = default;
-    /// The next fault that is due; false when there is none. Called between steps and at least every few ms while idle.
+    /// The next fault that is due; false when there is none. Called between steps and at least every few ms
+    /// while idle.
     virtual bool TakeFault(Fault& out) = 0;
 };
 
@@ -102,7 +106,8 @@ class ModelRunner {
     virtual Status Check(const wire::GenerateRequest& request) noexcept = 0;
     /// Picks one of `free_slots` (never empty). Once per admission, in admission order.
     virtual Placement Place(const Sequence& sequence, std::span<const std::int32_t> free_slots) noexcept = 0;
-    /// Computes the plan. A failed Status is fatal for the rank (last words, exit); a failed item ends one request.
+    /// Computes the plan. A failed Status is fatal for the rank (last words, exit); a failed item ends one
+    /// request.
     virtual Status Run(const StepPlan& plan, StepResult& result) noexcept = 0;
     /// Forgets every prefix that no running sequence holds.
     virtual void ResetPrefixCache() noexcept = 0;

@@ -21,7 +21,9 @@ std::uint64_t Mix64(std::uint64_t x) noexcept {
     return x ^ (x >> 31);
 }
 
-bool InRange(TokenId token, std::size_t vocabulary) noexcept { return token >= 0 && static_cast<std::size_t>(token) < vocabulary; }
+bool InRange(TokenId token, std::size_t vocabulary) noexcept {
+    return token >= 0 && static_cast<std::size_t>(token) < vocabulary;
+}
 
 void Mask(std::vector<float>& logits, TokenId token) noexcept {
     if (InRange(token, logits.size())) {
@@ -36,7 +38,8 @@ void MaskBadWords(const Sequence& sequence, std::vector<float>& logits) {
         if (word.empty() || word.size() - 1 > output.size()) {
             continue;
         }
-        if (std::equal(word.begin(), word.end() - 1, output.end() - static_cast<std::ptrdiff_t>(word.size() - 1))) {
+        if (std::equal(word.begin(), word.end() - 1,
+                       output.end() - static_cast<std::ptrdiff_t>(word.size() - 1))) {
             Mask(logits, word.back());
         }
     }
@@ -44,7 +47,8 @@ void MaskBadWords(const Sequence& sequence, std::vector<float>& logits) {
 
 void Penalise(const Sequence& sequence, SamplerScratch& scratch) {
     const wire::SamplingParams& sampling = sequence.request.sampling;
-    if (sampling.repetition_penalty == 1.0 && sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0) {
+    if (sampling.repetition_penalty == 1.0 && sampling.presence_penalty == 0.0 &&
+        sampling.frequency_penalty == 0.0) {
         return;
     }
     std::vector<float>& logits = scratch.logits;
@@ -74,8 +78,8 @@ void Penalise(const Sequence& sequence, SamplerScratch& scratch) {
         }
         std::int32_t& count = scratch.counts[static_cast<std::size_t>(token)];
         if (count > 0) {
-            logits[static_cast<std::size_t>(token)] -= static_cast<float>(
-                sampling.frequency_penalty * count + sampling.presence_penalty);
+            logits[static_cast<std::size_t>(token)] -=
+                static_cast<float>(sampling.frequency_penalty * count + sampling.presence_penalty);
             count = 0;  // once per distinct token, and clean for the next call
         }
     }
@@ -92,7 +96,8 @@ void Penalise(const Sequence& sequence, SamplerScratch& scratch) {
 }
 
 double Uniform(const Sequence& sequence) noexcept {
-    const std::uint64_t bits = Mix64(SeedOf(sequence.request) ^ Mix64(static_cast<std::uint64_t>(sequence.output.size()) + 1));
+    const std::uint64_t bits =
+        Mix64(SeedOf(sequence.request) ^ Mix64(static_cast<std::uint64_t>(sequence.output.size()) + 1));
     return static_cast<double>(bits >> 11) * 0x1.0p-53;
 }
 
@@ -118,7 +123,9 @@ TokenId Draw(const Sequence& sequence, SamplerScratch& scratch) {
         }
     }
     const auto at = [&](std::int32_t i) { return logits[static_cast<std::size_t>(i)]; };
-    const auto better = [&](std::int32_t a, std::int32_t b) { return at(a) > at(b) || (at(a) == at(b) && a < b); };
+    const auto better = [&](std::int32_t a, std::int32_t b) {
+        return at(a) > at(b) || (at(a) == at(b) && a < b);
+    };
     if (sampling.top_k > 0 && static_cast<std::size_t>(sampling.top_k) < order.size()) {
         std::nth_element(order.begin(), order.begin() + sampling.top_k - 1, order.end(), better);
         order.resize(static_cast<std::size_t>(sampling.top_k));
@@ -138,8 +145,8 @@ TokenId Draw(const Sequence& sequence, SamplerScratch& scratch) {
             if (kept == sorted) {
                 sorted = std::min(order.size(), sorted + step);
                 step *= 8;
-                std::partial_sort(order.begin() + static_cast<std::ptrdiff_t>(kept), order.begin() + static_cast<std::ptrdiff_t>(sorted),
-                                  order.end(), better);
+                std::partial_sort(order.begin() + static_cast<std::ptrdiff_t>(kept),
+                                  order.begin() + static_cast<std::ptrdiff_t>(sorted), order.end(), better);
             }
             mass += std::exp(static_cast<double>(at(order[kept]) - top));
         }
@@ -186,13 +193,15 @@ TokenId ArgMax(std::span<const float> logits) noexcept {
     return best;
 }
 
-TokenId SampleToken(const Sequence& sequence, std::span<const float> raw, std::span<const std::uint8_t> allowed,
-                    SamplerScratch& scratch) {
+TokenId SampleToken(const Sequence& sequence, std::span<const float> raw,
+                    std::span<const std::uint8_t> allowed, SamplerScratch& scratch) {
     const wire::SamplingParams& sampling = sequence.request.sampling;
     const bool greedy = sampling.temperature < kGreedyBelow;
-    const bool plain = allowed.empty() && !sampling.allowed_token_ids.has_value() && sampling.bad_words_token_ids.empty() &&
-                       static_cast<std::int64_t>(sequence.output.size()) >= sampling.min_tokens && sampling.logit_bias.empty() &&
-                       sampling.repetition_penalty == 1.0 && sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0;
+    const bool plain = allowed.empty() && !sampling.allowed_token_ids.has_value() &&
+                       sampling.bad_words_token_ids.empty() &&
+                       static_cast<std::int64_t>(sequence.output.size()) >= sampling.min_tokens &&
+                       sampling.logit_bias.empty() && sampling.repetition_penalty == 1.0 &&
+                       sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0;
     if (greedy && plain) {
         return ArgMax(raw);
     }
@@ -236,7 +245,8 @@ TokenId SampleToken(const Sequence& sequence, std::span<const float> raw, std::s
     return greedy ? ArgMax(logits) : Draw(sequence, scratch);
 }
 
-void AppendLogprobs(std::span<const float> raw, TokenId chosen, std::int32_t top, SamplerScratch& scratch, wire::Logprobs& out) {
+void AppendLogprobs(std::span<const float> raw, TokenId chosen, std::int32_t top, SamplerScratch& scratch,
+                    wire::Logprobs& out) {
     const std::size_t vocabulary = raw.size();
     float highest = kNever;
     for (const float logit : raw) {
@@ -247,7 +257,9 @@ void AppendLogprobs(std::span<const float> raw, TokenId chosen, std::int32_t top
         sum += std::exp(static_cast<double>(logit - highest));
     }
     const double base = static_cast<double>(highest) + std::log(sum);
-    const auto logprob = [&](TokenId token) { return static_cast<float>(static_cast<double>(raw[static_cast<std::size_t>(token)]) - base); };
+    const auto logprob = [&](TokenId token) {
+        return static_cast<float>(static_cast<double>(raw[static_cast<std::size_t>(token)]) - base);
+    };
     const auto wanted = top < 0 ? vocabulary : std::min(static_cast<std::size_t>(top), vocabulary);
     out.width = static_cast<std::int32_t>(wanted) + 1;
     out.positions += 1;
@@ -269,7 +281,8 @@ void AppendLogprobs(std::span<const float> raw, TokenId chosen, std::int32_t top
         const float right = raw[static_cast<std::size_t>(b)];
         return left > right || (left == right && a < b);
     };
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(wanted), order.end(), better);
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(wanted), order.end(),
+                      better);
     for (std::size_t i = 0; i < wanted; ++i) {
         out.token_ids.push_back(order[i]);
         out.logprobs.push_back(logprob(order[i]));

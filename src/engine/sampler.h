@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling on a row of logits, as vLLM orders it: logprobs of the raw logits; allowed ids, bad words, min_tokens, logit_bias,
-// penalties; then greedy argmax, or temperature, min_p, top_k, top_p and one draw. Randomness is a function of (seed, index of the
-// token) alone, so a preempted or mirrored request repeats itself. Pure; scratch space is the caller's.
+// Sampling on a row of logits, as vLLM orders it: logprobs of the raw logits; allowed ids, bad words,
+// min_tokens, logit_bias, penalties; then greedy argmax, or temperature, min_p, top_k, top_p and one draw.
+// Randomness is a function of (seed, index of the token) alone, so a preempted or mirrored request repeats
+// itself. Pure; scratch space is the caller's.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +26,17 @@ struct SamplerScratch {
 /// Seed of a request that names none: its id, which is unique. Equal on all tensor-parallel ranks.
 std::uint64_t SeedOf(const wire::GenerateRequest& request) noexcept;
 
-/// The next token of `sequence` from `raw` logits. `allowed` (a grammar's mask, may be empty) has one flag a token.
-TokenId SampleToken(const Sequence& sequence, std::span<const float> raw, std::span<const std::uint8_t> allowed, SamplerScratch& scratch);
+/// The next token of `sequence` from `raw` logits. `allowed` (a grammar's mask, may be empty) has one flag a
+/// token.
+TokenId SampleToken(const Sequence& sequence, std::span<const float> raw,
+                    std::span<const std::uint8_t> allowed, SamplerScratch& scratch);
 
 /// First index of the largest value (NaN never wins).
 TokenId ArgMax(std::span<const float> logits) noexcept;
 
-/// Appends one scored position: column 0 `chosen`, then the top `top` tokens (-1 = all) of log_softmax(raw). Ranks are 1-based.
-void AppendLogprobs(std::span<const float> raw, TokenId chosen, std::int32_t top, SamplerScratch& scratch, wire::Logprobs& out);
+/// Appends one scored position: column 0 `chosen`, then the top `top` tokens (-1 = all) of log_softmax(raw).
+/// Ranks are 1-based.
+void AppendLogprobs(std::span<const float> raw, TokenId chosen, std::int32_t top, SamplerScratch& scratch,
+                    wire::Logprobs& out);
 
 }  // namespace rankgate::engine

@@ -69,7 +69,8 @@ TEST(Sampler, PenaltiesAreThoseOfTheRuntime) {
     prompt.request.prompt_token_ids = {0};
     prompt.request.sampling.repetition_penalty = 2.0;
     EXPECT_EQ(SampleToken(prompt, std::vector<float>{-1.0F, -1.5F}, {}, scratch), 1);
-    EXPECT_EQ(SampleToken(prompt, std::vector<float>{-1.0F, -1.5F}, {}, scratch), 1) << "the scratch is clean again";
+    EXPECT_EQ(SampleToken(prompt, std::vector<float>{-1.0F, -1.5F}, {}, scratch), 1)
+        << "the scratch is clean again";
 }
 
 std::map<TokenId, int> Draws(Sequence sequence, const std::vector<float>& logits, int n) {

@@ -12,7 +12,8 @@ using wire::FinishReason;
 
 Status SchedulerConfig::Normalise() {
     const auto refuse = [](const char* field, std::int64_t value, const std::string& allowed) {
-        return Error::Invalid(field, std::string(field) + " " + std::to_string(value) + " is not allowed: " + allowed);
+        return Error::Invalid(
+            field, std::string(field) + " " + std::to_string(value) + " is not allowed: " + allowed);
     };
     if (max_num_seqs < 1 || max_num_seqs > kMaxSeqs) {
         return refuse("max-num-seqs", max_num_seqs, "1 to " + std::to_string(kMaxSeqs));
@@ -169,7 +170,8 @@ void Scheduler::Admit(Sequence& sequence) {
     prefix_stats_.requests += 1;
     prefix_stats_.queries += sequence.num_tokens();
     prefix_stats_.hits += placement.cached;
-    Mix((static_cast<std::uint64_t>(placement.slot) << 32) ^ static_cast<std::uint64_t>(placement.cached) ^ sequence.arrival);
+    Mix((static_cast<std::uint64_t>(placement.slot) << 32) ^ static_cast<std::uint64_t>(placement.cached) ^
+        sequence.arrival);
 }
 
 const StepPlan& Scheduler::Plan() {
@@ -215,11 +217,13 @@ const StepPlan& Scheduler::Plan() {
     }
 
     // Then the queue, strictly in order: a big request at the head is not overtaken, so it cannot starve.
-    while (!preempted && pause_ == PauseState::kRunning && budget > 0 && !waiting_.empty() && !free_slots_.empty()) {
+    while (!preempted && pause_ == PauseState::kRunning && budget > 0 && !waiting_.empty() &&
+           !free_slots_.empty()) {
         Sequence& sequence = **waiting_.begin();
-        // Room for the whole prompt (and what was generated before a preemption) plus the next token, so that an admission does not
-        // preempt in the step after.
-        const std::int64_t pages = config_.PagesFor(std::min(sequence.num_tokens() + 1, config_.max_model_len));
+        // Room for the whole prompt (and what was generated before a preemption) plus the next token, so that
+        // an admission does not preempt in the step after.
+        const std::int64_t pages =
+            config_.PagesFor(std::min(sequence.num_tokens() + 1, config_.max_model_len));
         if (used_pages_ + pages > config_.num_gpu_blocks) {
             break;
         }
@@ -233,7 +237,8 @@ const StepPlan& Scheduler::Plan() {
     }
     if (!plan_.empty()) {
         step_counter_ += 1;
-        Mix(static_cast<std::uint64_t>(plan_.num_tokens) ^ (static_cast<std::uint64_t>(plan_.items.size()) << 40));
+        Mix(static_cast<std::uint64_t>(plan_.num_tokens) ^
+            (static_cast<std::uint64_t>(plan_.items.size()) << 40));
     }
     return plan_;
 }
@@ -300,7 +305,8 @@ void Scheduler::Advance(const StepResult& result, std::vector<Row>& rows) {
         }
     }
     if (ended) {
-        std::erase_if(running_, [](const Sequence* sequence) { return sequence->finish != FinishReason::kNone; });
+        std::erase_if(running_,
+                      [](const Sequence* sequence) { return sequence->finish != FinishReason::kNone; });
     }
     plan_.Clear();
 }
@@ -316,6 +322,8 @@ wire::LoadSnapshot Scheduler::Load() const noexcept {
     return load;
 }
 
-PrefixStats Scheduler::TakePrefixStats() noexcept { return std::exchange(prefix_stats_, PrefixStats{}); }
+PrefixStats Scheduler::TakePrefixStats() noexcept {
+    return std::exchange(prefix_stats_, PrefixStats{});
+}
 
 }  // namespace rankgate::engine

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scheduler: continuous batching for one rank. Plan out, results in; nothing else changes state, no I/O, no clock, no threads, so that
-// the same inputs give the same plans on every tensor-parallel rank. Owned and called by EngineCore.
+// Scheduler: continuous batching for one rank. Plan out, results in; nothing else changes state, no I/O, no
+// clock, no threads, so that the same inputs give the same plans on every tensor-parallel rank. Owned and
+// called by EngineCore.
 //
-// Order is (priority, arrival). Running sequences go first, then the queue. Pages are taken as tokens are computed; when they run out
-// the last running sequence is preempted (recomputed later, its output kept). max_model_len never exceeds the pool, so the first
-// sequence in order can always proceed and nothing can deadlock.
+// Order is (priority, arrival). Running sequences go first, then the queue. Pages are taken as tokens are
+// computed; when they run out the last running sequence is preempted (recomputed later, its output kept).
+// max_model_len never exceeds the pool, so the first sequence in order can always proceed and nothing can
+// deadlock.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +42,9 @@ struct SchedulerConfig {
 
     /// Fills num_gpu_blocks, lowers max_model_len to what the pool holds, refuses nonsense naming the field.
     Status Normalise();
-    std::int64_t PagesFor(std::int64_t tokens) const noexcept { return (tokens + block_size - 1) / block_size; }
+    std::int64_t PagesFor(std::int64_t tokens) const noexcept {
+        return (tokens + block_size - 1) / block_size;
+    }
 };
 
 /// One request's news of a step. `sequence` stays valid until the next Plan(), finished or not.
@@ -68,11 +72,11 @@ class Scheduler {
     Scheduler& operator=(const Scheduler&) = delete;
     ~Scheduler();
 
-    /// Takes a validated request. Refuses a live id (kConflict), a full queue (kOverloaded) and a prompt that cannot fit
-    /// (kContextLength); a refused request leaves no trace and stays with the caller.
+    /// Takes a validated request. Refuses a live id (kConflict), a full queue (kOverloaded) and a prompt that
+    /// cannot fit (kContextLength); a refused request leaves no trace and stays with the caller.
     Status Add(std::unique_ptr<Sequence>& sequence);
-    /// Ends a request in any state; its pages and slot are free when this returns. The sequence stays readable until the next
-    /// Plan(). Null when unknown.
+    /// Ends a request in any state; its pages and slot are free when this returns. The sequence stays
+    /// readable until the next Plan(). Null when unknown.
     Sequence* Abort(std::string_view id);
     /// The live request of that id, or null.
     const Sequence* Find(std::string_view id) const noexcept;
@@ -81,7 +85,8 @@ class Scheduler {
 
     /// The next step; empty when there is nothing to run. Valid until the next call.
     const StepPlan& Plan();
-    /// Applies a step: tokens, stop rules, finishes. `rows` gets one entry per sequence with a new token or an end.
+    /// Applies a step: tokens, stop rules, finishes. `rows` gets one entry per sequence with a new token or
+    /// an end.
     void Advance(const StepResult& result, std::vector<Row>& rows);
 
     void SetPause(PauseState state) noexcept { pause_ = state; }
@@ -109,7 +114,9 @@ class Scheduler {
     };
     struct IdHash {
         using is_transparent = void;
-        std::size_t operator()(std::string_view id) const noexcept { return std::hash<std::string_view>{}(id); }
+        std::size_t operator()(std::string_view id) const noexcept {
+            return std::hash<std::string_view>{}(id);
+        }
     };
 
     bool Reserve(Sequence& sequence, std::int64_t tokens);

@@ -15,7 +15,8 @@ namespace {
 
 using wire::FinishReason;
 
-/// Next token = (last token + 1) mod 1000, a function of the sequence alone. Remembers what it was asked to do.
+/// Next token = (last token + 1) mod 1000, a function of the sequence alone. Remembers what it was asked to
+/// do.
 class CountingRunner final : public ModelRunner {
   public:
     const ModelFacts& facts() const noexcept override { return facts_; }
@@ -51,7 +52,8 @@ struct Fixture {
         EXPECT_TRUE(config.Normalise().ok());
         scheduler = std::make_unique<Scheduler>(config, runner);
     }
-    static std::unique_ptr<Sequence> Make(const std::string& id, int prompt, std::int64_t max_tokens, std::int64_t priority = 0) {
+    static std::unique_ptr<Sequence> Make(const std::string& id, int prompt, std::int64_t max_tokens,
+                                          std::int64_t priority = 0) {
         auto sequence = std::make_unique<Sequence>();
         sequence->request.id = id;
         for (int i = 0; i < prompt; ++i) {
@@ -104,7 +106,8 @@ struct Fixture {
     std::map<std::string, wire::StopReason> reasons;
 };
 
-SchedulerConfig Config(std::int32_t seqs, std::int32_t budget, std::int32_t block, std::int64_t blocks, std::int64_t len = 512) {
+SchedulerConfig Config(std::int32_t seqs, std::int32_t budget, std::int32_t block, std::int64_t blocks,
+                       std::int64_t len = 512) {
     SchedulerConfig config;
     config.max_model_len = len;
     config.max_num_seqs = seqs;
@@ -392,11 +395,14 @@ TEST(Scheduler, EqualInputsGiveEqualDigests) {
     EXPECT_NE(a.scheduler->Digest(), c.scheduler->Digest());
 }
 
-// Any interleaving of adds, aborts, pauses and steps: pages and slots balance, order holds, everything ends, tokens are exact.
+// Any interleaving of adds, aborts, pauses and steps: pages and slots balance, order holds, everything ends,
+// tokens are exact.
 TEST(Scheduler, RandomInterleavingsNeitherLeakNorDeadlock) {
     for (std::uint32_t seed = 1; seed <= 60; ++seed) {
         std::mt19937 random{seed};
-        const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>{low, high}(random); };
+        const auto pick = [&](int low, int high) {
+            return std::uniform_int_distribution<int>{low, high}(random);
+        };
         const int block = pick(1, 9);
         const int blocks = pick(3, 30);
         SchedulerConfig config = Config(pick(1, 6), pick(1, 24), block, blocks, 4096);
@@ -412,7 +418,8 @@ TEST(Scheduler, RandomInterleavingsNeitherLeakNorDeadlock) {
             const int what = pick(0, 9);
             if (what < 3) {
                 const std::string id = std::to_string(next++);
-                const int prompt = pick(1, static_cast<int>(std::min<std::int64_t>(config.max_model_len - 1, 40)));
+                const int prompt =
+                    pick(1, static_cast<int>(std::min<std::int64_t>(config.max_model_len - 1, 40)));
                 const int max_tokens = pick(1, 12);
                 ASSERT_TRUE(f.Add(id, prompt, max_tokens, pick(0, 2)).ok());
                 wanted[id] = {prompt, max_tokens};
@@ -436,7 +443,8 @@ TEST(Scheduler, RandomInterleavingsNeitherLeakNorDeadlock) {
                 continue;
             }
             const auto room = static_cast<int>(config.max_model_len) - shape.first;
-            ASSERT_EQ(f.outputs[id], Expected(shape.first, std::min(shape.second, room))) << "seed " << seed << " id " << id;
+            ASSERT_EQ(f.outputs[id], Expected(shape.first, std::min(shape.second, room)))
+                << "seed " << seed << " id " << id;
             ASSERT_EQ(f.finished[id], FinishReason::kLength);
         }
     }

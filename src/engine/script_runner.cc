@@ -39,14 +39,18 @@ std::optional<FinishReason> FinishOf(std::string_view name) {
     return std::nullopt;
 }
 
-Error Bad(const std::string& text) { return Error::Invalid("script", text); }
+Error Bad(const std::string& text) {
+    return Error::Invalid("script", text);
+}
 
 std::optional<std::string> Unhex(std::string_view hex) {
     std::string bytes;
     if (hex.size() % 2 != 0) {
         return std::nullopt;
     }
-    const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; };
+    const auto digit = [](char c) {
+        return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    };
     for (std::size_t i = 0; i < hex.size(); i += 2) {
         const int high = digit(hex[i]);
         const int low = digit(hex[i + 1]);
@@ -68,7 +72,8 @@ Duration MsOr(const json::object& object, std::string_view key) {
     if (value == nullptr || !value->is_number()) {
         return Duration{0};
     }
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double, std::milli>(value->to_number<double>()));
+    return std::chrono::duration_cast<Duration>(
+        std::chrono::duration<double, std::milli>(value->to_number<double>()));
 }
 
 Result<std::vector<TokenId>> Tokens(const json::value& value) {
@@ -131,10 +136,12 @@ Result<Fault> FaultOf(const json::object& object) {
 }
 
 Result<std::shared_ptr<ScriptRule>> RuleOf(const json::object& object) {
-    static constexpr std::string_view kKeys[] = {"id_prefix", "prompt", "nth", "times", "tokens", "repeat", "finish", "stop_reason",
-                                                 "first_after_ms", "every_ms", "hold", "at_token", "then"};
+    static constexpr std::string_view kKeys[] = {
+        "id_prefix",   "prompt",         "nth",      "times", "tokens",   "repeat", "finish",
+        "stop_reason", "first_after_ms", "every_ms", "hold",  "at_token", "then"};
     for (const auto& member : object) {
-        if (std::find(std::begin(kKeys), std::end(kKeys), std::string_view{member.key()}) == std::end(kKeys)) {
+        if (std::find(std::begin(kKeys), std::end(kKeys), std::string_view{member.key()}) ==
+            std::end(kKeys)) {
             return Bad("unknown rule key " + std::string{member.key()});
         }
     }
@@ -157,7 +164,8 @@ Result<std::shared_ptr<ScriptRule>> RuleOf(const json::object& object) {
         rule->tokens = std::move(*tokens);
     }
     if (const json::value* value = object.if_contains("finish")) {
-        const std::optional<FinishReason> finish = value->is_string() ? FinishOf(value->get_string()) : std::nullopt;
+        const std::optional<FinishReason> finish =
+            value->is_string() ? FinishOf(value->get_string()) : std::nullopt;
         if (!finish.has_value()) {
             return Bad("finish is stop, length, abort, error or repetition");
         }
@@ -196,7 +204,8 @@ Result<std::shared_ptr<ScriptRule>> RuleOf(const json::object& object) {
 
 }  // namespace
 
-ScriptRunner::ScriptRunner(ScriptConfig config, const Clock& clock) : config_{std::move(config)}, clock_{clock} {}
+ScriptRunner::ScriptRunner(ScriptConfig config, const Clock& clock)
+    : config_{std::move(config)}, clock_{clock} {}
 
 ScriptRunner::~ScriptRunner() {
     if (listener_.valid()) {
@@ -226,15 +235,18 @@ Status ScriptRunner::Open() {
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
         if (config_.socket_path.size() >= sizeof address.sun_path) {
-            return Bad("the script socket's path is longer than " + std::to_string(sizeof address.sun_path - 1) + " bytes");
+            return Bad("the script socket's path is longer than " +
+                       std::to_string(sizeof address.sun_path - 1) + " bytes");
         }
         std::memcpy(address.sun_path, config_.socket_path.c_str(), config_.socket_path.size());
         struct stat info {};
-        if (::lstat(config_.socket_path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode) && info.st_uid == ::geteuid()) {
+        if (::lstat(config_.socket_path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode) &&
+            info.st_uid == ::geteuid()) {
             ::unlink(config_.socket_path.c_str());
         }
         UniqueFd fd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
-        if (!fd.valid() || ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+        if (!fd.valid() ||
+            ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
             ::chmod(config_.socket_path.c_str(), 0600) != 0 || ::listen(fd.get(), 8) != 0) {
             return Bad("cannot listen on " + config_.socket_path + ": " + std::strerror(errno));
         }
@@ -288,8 +300,10 @@ std::string ScriptRunner::Execute(std::string_view line) {
         for (const std::string& id : seen_) {
             ids.emplace_back(id);
         }
-        return json::serialize(json::object{
-            {"ok", true}, {"requests", requests_}, {"rules", static_cast<std::int64_t>(rules_.size())}, {"ids", std::move(ids)}});
+        return json::serialize(json::object{{"ok", true},
+                                            {"requests", requests_},
+                                            {"rules", static_cast<std::int64_t>(rules_.size())},
+                                            {"ids", std::move(ids)}});
     } else {
         return fail("expected rule, do or get");
     }
@@ -308,7 +322,8 @@ Status ScriptRunner::Check(const wire::GenerateRequest& request) noexcept {
             !rule->prompt.has_value() ||
             (rule->prompt->size() <= request.prompt_token_ids.size() &&
              std::equal(rule->prompt->begin(), rule->prompt->end(), request.prompt_token_ids.begin()));
-        if (left == 0 || !request.id.starts_with(rule->id_prefix) || !prompt_fits || (rule->nth != 0 && rule->nth != requests_)) {
+        if (left == 0 || !request.id.starts_with(rule->id_prefix) || !prompt_fits ||
+            (rule->nth != 0 && rule->nth != requests_)) {
             continue;
         }
         left -= left > 0 ? 1 : 0;
@@ -324,7 +339,8 @@ Status ScriptRunner::Check(const wire::GenerateRequest& request) noexcept {
     return Status::Ok();
 }
 
-Placement ScriptRunner::Place(const Sequence& /*sequence*/, std::span<const std::int32_t> free_slots) noexcept {
+Placement ScriptRunner::Place(const Sequence& /*sequence*/,
+                              std::span<const std::int32_t> free_slots) noexcept {
     return Placement{free_slots.back(), 0};
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// ScriptRunner: a model that says what it is told when it is told, and a rank that goes wrong on command. For tests of frontends.
-// Instructions are JSON objects, one a line: from a file, read at start, and from a unix stream socket at any time (each line is
-// answered with one line). docs/engine.md lists them; in short:
-//   {"rule": {"id_prefix": "cmpl", "prompt": [1,2], "nth": 3, "tokens": [5,6,7], "finish": "stop", "stop_reason": 7,
-//             "first_after_ms": 10, "every_ms": 5, "per_step": 1, "hold": true, "times": 1, "at_token": 2, "then": {"do": "die"}}}
-//   {"do": "die" | "exit" | "last_words" | "deaf" | "mute" | "raw" | "identity" | "sleep" | "release", ...}   {"get": "state"}
+// ScriptRunner: a model that says what it is told when it is told, and a rank that goes wrong on command. For
+// tests of frontends. Instructions are JSON objects, one a line: from a file, read at start, and from a unix
+// stream socket at any time (each line is answered with one line). docs/engine.md lists them; in short:
+//   {"rule": {"id_prefix": "cmpl", "prompt": [1,2], "nth": 3, "tokens": [5,6,7], "finish": "stop",
+//   "stop_reason": 7,
+//             "first_after_ms": 10, "every_ms": 5, "per_step": 1, "hold": true, "times": 1, "at_token": 2,
+//             "then": {"do": "die"}}}
+//   {"do": "die" | "exit" | "last_words" | "deaf" | "mute" | "raw" | "identity" | "sleep" | "release", ...}
+//   {"get": "state"}
 // A request that no rule names gets tokens 1000, 1001, ... until its own limits. Core thread only.
 #pragma once
 

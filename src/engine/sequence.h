@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequence: one request while the engine end holds it, shared by the scheduler (which owns it), the runner (which reads it) and the
-// dialect (which turns its new tokens into wire rows). Confined to the rank's core thread.
+// Sequence: one request while the engine end holds it, shared by the scheduler (which owns it), the runner
+// (which reads it) and the dialect (which turns its new tokens into wire rows). Confined to the rank's core
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +18,16 @@ namespace rankgate::engine {
 
 using wire::TokenId;
 
-/// When a row of this request is due. vLLM sends every step; TokenSpeed thins out (stream interval, or 50 for plain requests).
+/// When a row of this request is due. vLLM sends every step; TokenSpeed thins out (stream interval, or 50 for
+/// plain requests).
 struct EmitPolicy {
     bool every_step{true};
     bool stream{true};
     std::int32_t interval{1};
 };
 
-/// Waiting (slot < 0) -> Running (slot >= 0) -> gone; a preempted one goes back to Waiting with `computed` 0 and keeps its output.
+/// Waiting (slot < 0) -> Running (slot >= 0) -> gone; a preempted one goes back to Waiting with `computed` 0
+/// and keeps its output.
 struct Sequence {
     wire::GenerateRequest request;
     std::uint64_t arrival{0};  // order of acceptance; the only tie-break
@@ -44,13 +47,19 @@ struct Sequence {
     wire::FinishReason finish{wire::FinishReason::kNone};
     wire::StopReason stop_reason;
 
-    std::int64_t prompt_len() const noexcept { return static_cast<std::int64_t>(request.prompt_token_ids.size()); }
-    std::int64_t num_tokens() const noexcept { return prompt_len() + static_cast<std::int64_t>(output.size()); }
+    std::int64_t prompt_len() const noexcept {
+        return static_cast<std::int64_t>(request.prompt_token_ids.size());
+    }
+    std::int64_t num_tokens() const noexcept {
+        return prompt_len() + static_cast<std::int64_t>(output.size());
+    }
     TokenId TokenAt(std::int64_t position) const noexcept {
         return position < prompt_len() ? request.prompt_token_ids[static_cast<std::size_t>(position)]
                                        : output[static_cast<std::size_t>(position - prompt_len())];
     }
-    std::span<const TokenId> unsent() const noexcept { return std::span<const TokenId>{output}.subspan(sent); }
+    std::span<const TokenId> unsent() const noexcept {
+        return std::span<const TokenId>{output}.subspan(sent);
+    }
 };
 
 }  // namespace rankgate::engine

@@ -40,10 +40,13 @@ class SteadySleeper final : public Sleeper {
 
 }  // namespace
 
-std::unique_ptr<Sleeper> MakeSteadySleeper() { return std::make_unique<SteadySleeper>(); }
+std::unique_ptr<Sleeper> MakeSteadySleeper() {
+    return std::make_unique<SteadySleeper>();
+}
 
 std::uint64_t SimHash(const wire::GenerateRequest& request) noexcept {
-    std::uint64_t hash = request.sampling.seed.has_value() ? Mix64(static_cast<std::uint64_t>(*request.sampling.seed)) : 0;
+    std::uint64_t hash =
+        request.sampling.seed.has_value() ? Mix64(static_cast<std::uint64_t>(*request.sampling.seed)) : 0;
     for (const TokenId token : request.prompt_token_ids) {
         hash = Mix64(hash ^ static_cast<std::uint32_t>(token));
     }
@@ -75,7 +78,8 @@ std::int64_t SimRunner::CachedPrefix(const Sequence& sequence) {
     const auto block = static_cast<std::int64_t>(config_.block_size);
     const bool may_read = !sequence.request.sampling.skip_reading_prefix_cache &&
                           !sequence.request.sampling.prompt_logprobs.has_value();
-    std::uint64_t hash = sequence.request.cache_salt.has_value() ? std::hash<std::string>{}(*sequence.request.cache_salt) : 1;
+    std::uint64_t hash =
+        sequence.request.cache_salt.has_value() ? std::hash<std::string>{}(*sequence.request.cache_salt) : 1;
     std::int64_t cached = 0;
     bool hit = may_read;
     for (std::int64_t start = 0; start + block <= sequence.num_tokens(); start += block) {
@@ -91,7 +95,8 @@ std::int64_t SimRunner::CachedPrefix(const Sequence& sequence) {
             cached = start + block;
         }
     }
-    while (static_cast<std::int64_t>(blocks_.size()) > config_.num_blocks || uses_.size() > 4 * blocks_.size() + 1024) {
+    while (static_cast<std::int64_t>(blocks_.size()) > config_.num_blocks ||
+           uses_.size() > 4 * blocks_.size() + 1024) {
         const auto [oldest, when] = uses_.front();
         uses_.pop_front();
         const auto entry = blocks_.find(oldest);
@@ -124,12 +129,14 @@ void SimRunner::ResetPrefixCache() noexcept {
 void SimRunner::Score(Sequence& sequence, TokenId token, const PlanItem& item) const {
     // Invented, but well-formed: distinct ids, falling values, rank 1 for the chosen token.
     const auto row = [&](wire::Logprobs& into, TokenId chosen, std::int32_t top) {
-        const std::int32_t width = 1 + (top < 0 ? config_.model.vocab_size : std::min(top, config_.model.vocab_size));
+        const std::int32_t width =
+            1 + (top < 0 ? config_.model.vocab_size : std::min(top, config_.model.vocab_size));
         into.width = width;
         into.positions += 1;
         into.ranks.push_back(1);
         for (std::int32_t k = 0; k < width; ++k) {
-            into.token_ids.push_back(k <= 1 ? chosen : (chosen + k - 1) % std::max(1, config_.model.vocab_size));
+            into.token_ids.push_back(k <= 1 ? chosen
+                                            : (chosen + k - 1) % std::max(1, config_.model.vocab_size));
             into.logprobs.push_back(-0.125F * static_cast<float>(std::max(1, k)));
         }
     };
@@ -137,7 +144,8 @@ void SimRunner::Score(Sequence& sequence, TokenId token, const PlanItem& item) c
     if (sampling.prompt_logprobs.has_value() && !sequence.prompt_logprobs_done) {
         const std::int64_t end = std::min(item.first_position + item.num_tokens, sequence.prompt_len() - 1);
         sequence.prompt_logprobs.width = 1 + std::max(0, *sampling.prompt_logprobs);
-        for (std::int64_t i = std::max<std::int64_t>(item.first_position, sequence.prompt_logprobs.positions); i < end; ++i) {
+        for (std::int64_t i = std::max<std::int64_t>(item.first_position, sequence.prompt_logprobs.positions);
+             i < end; ++i) {
             row(sequence.prompt_logprobs, sequence.TokenAt(i + 1), *sampling.prompt_logprobs);
         }
         sequence.prompt_logprobs_done = sequence.prompt_logprobs.positions == sequence.prompt_len() - 1;
@@ -148,8 +156,10 @@ void SimRunner::Score(Sequence& sequence, TokenId token, const PlanItem& item) c
 }
 
 Status SimRunner::Run(const StepPlan& plan, StepResult& result) noexcept {
-    const double us = config_.step_us + config_.step_us_per_seq * static_cast<double>(plan.items.size()) +
-                      (config_.prefill_tps > 0 ? 1e6 * static_cast<double>(plan.num_prefill_tokens) / config_.prefill_tps : 0.0);
+    const double us =
+        config_.step_us + config_.step_us_per_seq * static_cast<double>(plan.items.size()) +
+        (config_.prefill_tps > 0 ? 1e6 * static_cast<double>(plan.num_prefill_tokens) / config_.prefill_tps
+                                 : 0.0);
     result.items.resize(plan.items.size());
     for (std::size_t i = 0; i < plan.items.size(); ++i) {
         const PlanItem& item = plan.items[i];
@@ -167,7 +177,8 @@ Status SimRunner::Run(const StepPlan& plan, StepResult& result) noexcept {
             } else if (sampling.allowed_token_ids.has_value() && !sampling.allowed_token_ids->empty()) {
                 const auto& allowed = *sampling.allowed_token_ids;
                 outcome.token = allowed[static_cast<std::size_t>(
-                    SimToken(hash, index, 0, static_cast<TokenId>(std::min<std::size_t>(allowed.size() - 1, 1 << 20))))];
+                    SimToken(hash, index, 0,
+                             static_cast<TokenId>(std::min<std::size_t>(allowed.size() - 1, 1 << 20))))];
             } else {
                 outcome.token = SimToken(hash, index, config_.first_token, config_.last_token);
             }
@@ -179,7 +190,8 @@ Status SimRunner::Run(const StepPlan& plan, StepResult& result) noexcept {
     if (us > 0) {
         // Steps follow each other without drift while the rank is busy; after a pause the clock starts anew.
         const TimePoint now = clock_.Now();
-        const auto length = std::chrono::duration_cast<Duration>(std::chrono::duration<double, std::micro>(us));
+        const auto length =
+            std::chrono::duration_cast<Duration>(std::chrono::duration<double, std::micro>(us));
         const TimePoint from = step_end_ + length > now ? step_end_ : now;
         step_end_ = std::min(from, now) + length;
         sleeper_->SleepUntil(step_end_);

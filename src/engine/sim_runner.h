@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// SimRunner: a model made of a clock and a formula. A step takes prefill_tokens / prefill_tps + step + step_per_seq * batch; with all
-// three 0 it is as fast as it can be, so that a bench measures the gateway. Tokens depend on the prompt, the seed and the position
-// alone (SimToken), whatever the batch: a client can check a stream exactly. Core thread only.
+// SimRunner: a model made of a clock and a formula. A step takes prefill_tokens / prefill_tps + step +
+// step_per_seq * batch; with all three 0 it is as fast as it can be, so that a bench measures the gateway.
+// Tokens depend on the prompt, the seed and the position alone (SimToken), whatever the batch: a client can
+// check a stream exactly. Core thread only.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,15 @@ namespace rankgate::engine {
 
 struct SimConfig {
     ModelFacts model;
-    double prefill_tps{0.0};        // prompt tokens a second; 0 = instantly
-    double step_us{0.0};            // base of every step
-    double step_us_per_seq{0.0};    // plus this for each sequence in it
-    TokenId first_token{300};       // generated ids lie in [first_token, last_token]
+    double prefill_tps{0.0};      // prompt tokens a second; 0 = instantly
+    double step_us{0.0};          // base of every step
+    double step_us_per_seq{0.0};  // plus this for each sequence in it
+    TokenId first_token{300};     // generated ids lie in [first_token, last_token]
     TokenId last_token{8000};
-    std::int64_t eos_after{0};      // > 0: generate the request's EOS id as token number eos_after
+    std::int64_t eos_after{0};  // > 0: generate the request's EOS id as token number eos_after
     bool prefix_caching{true};
     std::int32_t block_size{16};
-    std::int64_t num_blocks{0};     // of the prefix cache
+    std::int64_t num_blocks{0};  // of the prefix cache
     std::int32_t max_num_seqs{256};
 };
 
@@ -60,7 +61,8 @@ class SimRunner final : public ModelRunner {
     std::unique_ptr<Sleeper> sleeper_;
     TimePoint step_end_{};
     std::vector<std::uint64_t> hash_;  // per slot
-    // Prefix cache: block hash -> when last used; the queue holds every use, so that the front is (lazily) the oldest.
+    // Prefix cache: block hash -> when last used; the queue holds every use, so that the front is (lazily)
+    // the oldest.
     std::unordered_map<std::uint64_t, std::uint64_t> blocks_;
     std::deque<std::pair<std::uint64_t, std::uint64_t>> uses_;
     std::uint64_t use_{0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TokenSpeed dialect of the engine end: rows thinned out by the request's own interval, the load in every batch (zero rows where
-// only the load is news), and an abort row where the real engine dies or stays silent.
+// The TokenSpeed dialect of the engine end: rows thinned out by the request's own interval, the load in every
+// batch (zero rows where only the load is news), and an abort row where the real engine dies or stays silent.
 #include <algorithm>
 #include <utility>
 
@@ -26,7 +26,8 @@ class TokenSpeedCodec final : public Codec {
         limits_.vocab_size = limits.vocab_size;
     }
 
-    void Decode(std::uint8_t type, std::string_view payload, std::span<const std::string_view> /*aux*/, Command& out) override {
+    void Decode(std::uint8_t type, std::string_view payload, std::span<const std::string_view> /*aux*/,
+                Command& out) override {
         switch (type) {
             case static_cast<std::uint8_t>(tokenspeed::RequestType::kAdd):
                 DecodeAdd(payload, out);
@@ -62,8 +63,8 @@ class TokenSpeedCodec final : public Codec {
         tokenspeed::EncodeOutputs(batch, out.Add(report.client).payload);
     }
 
-    void EncodeUtility(std::int32_t /*engine_index*/, double /*monotonic_seconds*/, const UtilityAnswer& /*answer*/,
-                       Outbox& /*out*/) override {
+    void EncodeUtility(std::int32_t /*engine_index*/, double /*monotonic_seconds*/,
+                       const UtilityAnswer& /*answer*/, Outbox& /*out*/) override {
         // This wire has no calls, so nobody can be waiting for an answer.
     }
 
@@ -72,7 +73,8 @@ class TokenSpeedCodec final : public Codec {
         tokenspeed::DecodeRequest(payload, decoded_);
         tokenspeed::Request& request = decoded_.request;
         if (!decoded_.has_rid) {
-            out.problem = "add: " + (decoded_.status.ok() ? std::string{"no rid"} : decoded_.status.error().message);
+            out.problem =
+                "add: " + (decoded_.status.ok() ? std::string{"no rid"} : decoded_.status.error().message);
             return;
         }
         out.add = std::make_unique<Sequence>();
@@ -84,14 +86,15 @@ class TokenSpeedCodec final : public Codec {
         }
         if (!out.add_status.ok()) {
             // Kept for the prompt_tokens column of the abort row.
-            out.add->request.prompt_token_ids.resize(request.input_ids.has_value() ? request.input_ids->size() : 0);
+            out.add->request.prompt_token_ids.resize(request.input_ids.has_value() ? request.input_ids->size()
+                                                                                   : 0);
             return;
         }
         const bool ignore_eos = request.sampling.ignore_eos;
         out.add->emit.every_step = false;
         out.add->emit.stream = request.stream;
-        out.add->emit.interval =
-            static_cast<std::int32_t>(std::clamp<std::int64_t>(request.sampling.stream_interval.value_or(1), 1, 1 << 20));
+        out.add->emit.interval = static_cast<std::int32_t>(
+            std::clamp<std::int64_t>(request.sampling.stream_interval.value_or(1), 1, 1 << 20));
         out.add->want_logprobs = request.return_logprob;
         wire::GenerateRequest& generate = out.add->request;
         generate = tokenspeed::ToGenerateRequest(std::move(request));
@@ -149,6 +152,8 @@ class TokenSpeedCodec final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<Codec> MakeTokenSpeedCodec(RequestLimits limits) { return std::make_unique<TokenSpeedCodec>(std::move(limits)); }
+std::unique_ptr<Codec> MakeTokenSpeedCodec(RequestLimits limits) {
+    return std::make_unique<TokenSpeedCodec>(std::move(limits));
+}
 
 }  // namespace rankgate::engine

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vLLM dialect of the engine end: every row of a step in one message per client, scheduler stats with each of them.
+// The vLLM dialect of the engine end: every row of a step in one message per client, scheduler stats with
+// each of them.
 #include <utility>
 
 #include "engine/codec.h"
@@ -20,7 +21,8 @@ class VllmCodec final : public Codec {
         limits_.vocab_size = limits.vocab_size;
     }
 
-    void Decode(std::uint8_t type, std::string_view payload, std::span<const std::string_view> /*aux*/, Command& out) override {
+    void Decode(std::uint8_t type, std::string_view payload, std::span<const std::string_view> /*aux*/,
+                Command& out) override {
         switch (type) {
             case static_cast<std::uint8_t>(vllm::RequestType::kAdd):
                 DecodeAdd(payload, out);
@@ -85,7 +87,8 @@ class VllmCodec final : public Codec {
         vllm::EncodeOutputs(batch, message.payload, message.aux);
     }
 
-    void EncodeUtility(std::int32_t engine_index, double monotonic_seconds, const UtilityAnswer& answer, Outbox& out) override {
+    void EncodeUtility(std::int32_t engine_index, double monotonic_seconds, const UtilityAnswer& answer,
+                       Outbox& out) override {
         OutMessage& message = out.Add(answer.client);
         vllm::UtilityReply reply;
         reply.call_id = answer.call_id;
@@ -102,12 +105,14 @@ class VllmCodec final : public Codec {
     void DecodeAdd(std::string_view payload, Command& out) {
         vllm::DecodeAdd(payload, decoded_);
         if (!decoded_.has_id) {
-            out.problem = "add: " + (decoded_.status.ok() ? std::string{"no request id"} : decoded_.status.error().message);
+            out.problem = "add: " + (decoded_.status.ok() ? std::string{"no request id"}
+                                                          : decoded_.status.error().message);
             return;
         }
         out.add = std::make_unique<Sequence>();
         out.add->request = std::move(decoded_.request);
-        out.add_status = decoded_.status.ok() ? vllm::CheckRequest(out.add->request, limits_) : decoded_.status;
+        out.add_status =
+            decoded_.status.ok() ? vllm::CheckRequest(out.add->request, limits_) : decoded_.status;
         out.add->want_logprobs = out.add->request.sampling.logprobs.has_value();
     }
 
@@ -142,6 +147,8 @@ class VllmCodec final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<Codec> MakeVllmCodec(RequestLimits limits) { return std::make_unique<VllmCodec>(std::move(limits)); }
+std::unique_ptr<Codec> MakeVllmCodec(RequestLimits limits) {
+    return std::make_unique<VllmCodec>(std::move(limits));
+}
 
 }  // namespace rankgate::engine
