@@ -287,8 +287,8 @@ static value_string rg_derived(const std::string & text, bool is_input) {
     ("jinja/value.h", 1, "    value_string_t(const std::string & v) { val_str = string(v); }\n    value_string_t(const string & v) { val_str = v; }\n",
      f"    value_string_t(const std::string & v) {{ {L}Charge(v.size()); val_str = string(v); }}\n"
      f"    value_string_t(const string & v) {{ for (const auto & p : v.parts) {L}Charge(p.val.size() + 48); val_str = v; }}\n"),
-    ("jinja/value.h", 2, "    virtual bool is_hashable() const override {\n        if (std::all_of(",
-     f"    virtual bool is_hashable() const override {{\n        {L}Depth rg_depth; {L}Step();\n        if (std::all_of("),
+    ("jinja/value.h", 1, "    virtual bool is_hashable() const override {\n        if (std::all_of(val_arr",
+     f"    virtual bool is_hashable() const override {{\n        {L}Depth rg_depth; {L}Step();\n        if (std::all_of(val_arr"),
     ("jinja/string.cpp", 1, "string & string::append(const string & other) {\n    for (const auto & part : other.parts) {\n",
      f"string & string::append(const string & other) {{\n    {L}Step();\n    for (const auto & part : other.parts) {{\n        {L}Charge(part.val.size() + 48);\n"),
     ("jinja/runtime.h", 1, "static void gather_string_parts_recursive(const value & val, value_string & parts) {\n"
@@ -435,7 +435,12 @@ static value_string rg_derived(const std::string & text, bool is_input) {
     ("jinja/runtime.cpp", 1, "        JJ_DEBUG(\"%s\", \"Accessing property on undefined object, returning undefined\");\n        return val;\n",
      "        throw std::runtime_error(\"'\" + cast_val<value_undefined>(object)->hint + \"' is undefined\");\n"),
     ("jinja/runtime.cpp", 1, "    value val = mk_val<value_undefined>(\"object_property\");\n",
-     "    value val = mk_val<value_undefined>(is_val<value_string>(property) ? property->as_string().str() : std::string(\"element\"));\n"),
+     "    value val;\n"),
+    ("jinja/runtime.cpp", 1, "        JJ_DEBUG(\"%s\", \"Member expression property is undefined, returning undefined\");\n        return val;\n",
+     "        return mk_val<value_undefined>(\"element\");\n"),
+    ("jinja/runtime.cpp", 1, "    if (ctx.is_get_stats && val && object && property) {\n",
+     "    if (!val) {\n        val = mk_val<value_undefined>(is_val<value_string>(property) ? property->as_string().str() : std::string(\"element\"));\n    }\n"
+     "    if (ctx.is_get_stats && val && object && property) {\n"),
     ("jinja/runtime.cpp", 1, "                auto str = object->as_string().str();\n                if (index >= 0 && index < static_cast<int64_t>(str.size())) {\n"
      "                    val = mk_val<value_string>(std::string(1, str[index]));\n                }\n",
      f"                const auto str = {L}CodePoints(object->as_string().str());\n"
@@ -558,10 +563,280 @@ static value_string rg_derived(const std::string & text, bool is_input) {
      "            const double rg_scale = std::pow(10.0, rg_digits->is_undefined() ? 0.0 : static_cast<double>(std::clamp<int64_t>(rg_digits->as_int(), 0, 15)));\n"
      "            return mk_val<value_float>(std::nearbyint(args.get_pos(0)->as_float() * rg_scale) / rg_scale);\n        }},\n"),
     ("jinja/value.cpp", 1, "const func_builtins & global_builtins() {\n", RG_FUNCTIONS + "const func_builtins & global_builtins() {\n"),
+
+    # --- speed ---------------------------------------------------------------------------------------------------------------------
+    # Kinds are a bit test, not a dynamic_cast (a tuple is an array too).
+    ("jinja/value.h", 1, "bool is_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<const PointeeType*>(ptr.get()) != nullptr;\n",
+     "bool is_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return ptr && (ptr->rg_kind() & PointeeType::kRg) != 0;\n"),
+    ("jinja/value.h", 1, "bool is_val(const value_t * ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<const PointeeType*>(ptr) != nullptr;\n",
+     "bool is_val(const value_t * ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return ptr && (ptr->rg_kind() & PointeeType::kRg) != 0;\n"),
+    ("jinja/value.h", 1, "const typename extract_pointee<T>::type * cast_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<const PointeeType*>(ptr.get());\n",
+     "const typename extract_pointee<T>::type * cast_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return is_val<T>(ptr) ? static_cast<const PointeeType*>(ptr.get()) : nullptr;\n"),
+    ("jinja/value.h", 1, "typename extract_pointee<T>::type * cast_val(value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<PointeeType*>(ptr.get());\n",
+     "typename extract_pointee<T>::type * cast_val(value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return is_val<T>(ptr) ? static_cast<PointeeType*>(ptr.get()) : nullptr;\n"),
+    ("jinja/value.h", 1, "    // Note: only for debugging and error reporting purposes\n    virtual std::string type() const { return \"\"; }\n",
+     "    virtual unsigned rg_kind() const { return 0; }\n    // Note: only for debugging and error reporting purposes\n    virtual std::string type() const { return \"\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"Integer\"; }\n",
+     "    static constexpr unsigned kRg = 1;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"Integer\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"Float\"; }\n",
+     "    static constexpr unsigned kRg = 2;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"Float\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"String\"; }\n",
+     "    static constexpr unsigned kRg = 4;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"String\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"Boolean\"; }\n",
+     "    static constexpr unsigned kRg = 8;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"Boolean\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"Array\"; }\n",
+     "    static constexpr unsigned kRg = 16;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"Array\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"None\"; }\n",
+     "    static constexpr unsigned kRg = 128;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"None\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"KwArg\"; }\n",
+     "    static constexpr unsigned kRg = 512;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"KwArg\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"Tuple\"; }\n",
+     "    static constexpr unsigned kRg = 32;\n    virtual unsigned rg_kind() const override { return kRg | value_array_t::kRg; }\n    virtual std::string type() const override { return \"Tuple\"; }\n"),
+    ("jinja/value.h", 1, "    virtual std::string type() const override { return \"Function\"; }\n",
+     "    static constexpr unsigned kRg = 1024;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"Function\"; }\n"),
+    ("jinja/value.h", 1, "    std::string hint; // for debugging",
+     "    static constexpr unsigned kRg = 256;\n    virtual unsigned rg_kind() const override { return kRg; }\n    std::string hint; // for debugging"),
+    # dictsort reorders an object from outside.
+    ("jinja/value.cpp", 1, "                    return value_compare(a.first, b.first, reverse ? value_compare_op::gt : value_compare_op::lt);\n                }\n            });\n            return result;\n",
+     "                    return value_compare(a.first, b.first, reverse ? value_compare_op::gt : value_compare_op::lt);\n                }\n            });\n            result->reindex();\n            return result;\n"),
+    # Equal strings, hashes and numbers without copies or inner values.
+    ("jinja/value.h", 1, "        return typeid(*this) == typeid(other) && val_str.str() == other.val_str.str();\n",
+     "        if (other.rg_kind() != kRg) return false;\n"
+     "        if (val_str.parts.size() == 1 && other.val_str.parts.size() == 1) return val_str.parts[0].val == other.val_str.parts[0].val;\n"
+     "        return val_str.str() == other.val_str.str();\n"),
+    ("jinja/value.h", 1, "        val_flt = static_cast<double>(v);\n        val = mk_val<value_int>(val_int);\n", "        val_flt = static_cast<double>(v);\n"),
+    ("jinja/value.h", 1, "struct value_bool_t : public value_t {\n    value val;\n", "struct value_bool_t : public value_t {\n"),
+    ("jinja/value.h", 1, "    virtual hasher unique_hash() const noexcept override {\n        return val->unique_hash();\n    }\n",
+     "    virtual hasher unique_hash() const noexcept override {\n        return hasher(typeid(value_int_t)).update(&val_int, sizeof(val_int)).update(&val_flt, sizeof(val_flt));\n    }\n"),
+    ("jinja/value.h", 1, "            return val->unique_hash();\n        } else {\n", "            return hasher(typeid(value_int_t)).update(&val_int, sizeof(val_int)).update(&val_flt, sizeof(val_flt));\n        } else {\n"),
+    ("jinja/value.h", 1, "struct value_float_t : public value_t {\n    value val;\n", "struct value_float_t : public value_t {\n"),
+    ("jinja/value.h", 1, "        val_int = std::isfinite(v) ? static_cast<int64_t>(v) : 0;\n        val = mk_val<value_int>(val_int);\n", "        val_int = std::isfinite(v) && std::fabs(v) < 9.2e18 ? static_cast<int64_t>(v) : 0;\n"),
+    ("jinja/value.h", 1, "        std::set<std::string> ops;\n", "        struct { void insert(const char *) {} void insert(const std::string &) {} } ops; // not collected here\n"),
+    ("jinja/string.h", 1, "        parts.push_back({user_input, v});\n", "        parts.emplace_back(string_part{user_input, v});\n"),
+    # Literals and names are made once.
+    ("jinja/runtime.h", 1, "    std::string val;\n    explicit string_literal(const std::string & val) : val(val) {}\n", "    std::string val;\n    value rg_value;\n    explicit string_literal(const std::string & val) : val(val), rg_value(mk_val<value_string>(val)) {}\n"),
+    ("jinja/runtime.h", 1, "        return mk_val<value_string>(val);\n", "        return rg_value;\n"),
+    ("jinja/runtime.h", 1, "    std::string val;\n    explicit identifier(const std::string & val) : val(val) {}\n", "    std::string val;\n    value rg_value;\n    explicit identifier(const std::string & val) : val(val), rg_value(mk_val<value_string>(val)) {}\n"),
+    ("jinja/runtime.cpp", 1, "    if (!it->is_undefined()) {\n        if (ctx.is_get_stats) {\n", "    if (it && !it->is_undefined()) {\n        if (ctx.is_get_stats) {\n"),
+    ("jinja/runtime.cpp", 1, "        property = mk_val<value_string>(cast_stmt<identifier>(this->property)->val);\n        std::string prop = property->as_string().str();\n",
+     "        property = cast_stmt<identifier>(this->property)->rg_value;\n        const std::string & prop = cast_stmt<identifier>(this->property)->val;\n"),
+    ("jinja/runtime.cpp", 1, "        auto key = property->as_string().str();\n        val = object->at(property, val);\n", "        value rg_missing;\n        val = object->at(property, rg_missing);\n        if (!val) {\n            val = mk_val<value_undefined>(property->as_string().str());\n        } else {\n            return val;\n        }\n        auto key = property->as_string().str();\n"),
+    ("jinja/runtime.cpp", 1, "        value_object loop_obj = mk_val<value_object>();\n        loop_obj->has_builtins = false; // loop object has no builtins\n",
+     "        value_object loop_obj = mk_val<value_object>();\n        loop_obj->val_obj.reserve(10);\n        loop_obj->has_builtins = false; // loop object has no builtins\n"),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"index\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"index\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"index0\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"index0\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"revindex\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"revindex\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"revindex0\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"revindex0\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"first\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"first\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"last\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"last\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"length\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"length\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"previtem\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"previtem\"), "),
+    ("jinja/runtime.cpp", 1, "        loop_obj->insert(\"nextitem\", ", "        loop_obj->val_obj.emplace_back(rg_key(\"nextitem\"), "),
+    ("jinja/runtime.cpp", 1, "value for_statement::execute_impl(context & ctx) const {\n",
+     "// the keys of every loop object\nstatic const value & rg_key(const char * name) {\n"
+     "    static const std::map<std::string, value> keys = [] {\n        std::map<std::string, value> made;\n"
+     "        for (const char * key : {\"index\", \"index0\", \"revindex\", \"revindex0\", \"first\", \"last\", \"length\", \"previtem\", \"nextitem\"}) {\n"
+     "            made.emplace(key, mk_val<value_string>(std::string(key)));\n        }\n        return made;\n    }();\n    return keys.at(name);\n}\n\n"
+     "value for_statement::execute_impl(context & ctx) const {\n"),
 ]
 
 # (file, from, up to but without, instead): whole passages. Each mark must be there exactly once.
 CUTS = [
+    # A scope is a small list of names and a link to the scope around it; the original copied every variable for each loop and macro.
+    ("jinja/runtime.h", "struct context {\n", "// utils for visiting AST nodes\n", """\
+struct context {
+    std::shared_ptr<std::string> src; // for debugging; use shared_ptr to avoid copying on scope creation
+    std::time_t current_time; // for functions that need current time
+
+    bool is_get_stats = false; // whether to collect stats
+
+    visitor_fn visitor;
+
+    // src is optional, used for error reporting
+    context(std::string src = "") : src(std::make_shared<std::string>(std::move(src))), scope(std::make_shared<frame>()) {
+        current_time = std::time(nullptr);
+    }
+    ~context() = default;
+
+    context(const context & parent) : src(parent.src), current_time(parent.current_time), is_get_stats(parent.is_get_stats), scope(std::make_shared<frame>()) {
+        scope->up = parent.scope;
+    }
+
+    value get_val(const std::string & name) {
+        for (const frame * f = scope.get(); f != nullptr; f = f->up.get()) {
+            for (const auto & var : f->vars) {
+                if (var.first == name) {
+                    return var.second;
+                }
+            }
+        }
+        // shared by all: immutable, and made before any budget counts
+        static const value yes = mk_val<value_bool>(true);
+        static const value no = mk_val<value_bool>(false);
+        static const value none = mk_val<value_none>();
+        if (name == "true" || name == "True") return yes;
+        if (name == "false" || name == "False") return no;
+        if (name == "none" || name == "None") return none;
+        return value();
+    }
+
+    void set_val(const std::string & name, const value & val) {
+        for (auto & var : scope->vars) {
+            if (var.first == name) {
+                var.second = val;
+                return;
+            }
+        }
+        scope->vars.emplace_back(name, val);
+    }
+
+    void set_val(const value & name, const value & val) {
+        set_val(name->as_string().str(), val);
+    }
+
+private:
+    struct frame {
+        std::vector<std::pair<std::string, value>> vars;
+        std::shared_ptr<frame> up;
+    };
+    std::shared_ptr<frame> scope;
+};
+
+"""),
+    # Small objects are lists; only large ones have an index.
+    ("jinja/value.h", "struct value_object_t : public value_t {\n", "using value_object = std::shared_ptr<value_object_t>;\n", """\
+struct value_object_t : public value_t {
+    static constexpr unsigned kRg = 64;
+    virtual unsigned rg_kind() const override { return kRg; }
+    static constexpr size_t kIndexFrom = 24;
+    std::unordered_map<value, size_t, value_hasher, value_equivalence> index; // key -> place; empty while there are few
+    bool has_builtins = true; // loop objects do not have builtins
+    value_object_t() = default;
+    value_object_t(value & v) {
+        for (const auto & pair : v->val_obj) {
+            insert(pair.first, pair.second);
+        }
+    }
+    value_object_t(const std::map<value, value> & obj) {
+        for (const auto & pair : obj) {
+            insert(pair.first, pair.second);
+        }
+    }
+    value_object_t(const std::vector<std::pair<value, value>> & obj) {
+        for (const auto & pair : obj) {
+            insert(pair.first, pair.second);
+        }
+    }
+    void insert(const std::string & key, const value & val) {
+        insert(mk_val<value_string>(key), val);
+    }
+    virtual std::string type() const override { return "Object"; }
+    virtual bool is_immutable() const override { return false; }
+    virtual const std::vector<std::pair<value, value>> & as_ordered_object() const override { return val_obj; }
+    virtual string as_string() const override {
+        std::ostringstream ss;
+        ss << "{";
+        for (size_t i = 0; i < val_obj.size(); i++) {
+            if (i > 0) ss << ", ";
+            auto & [key, val] = val_obj.at(i);
+            ss << value_to_string_repr(key) << ": " << value_to_string_repr(val);
+        }
+        ss << "}";
+        return ss.str();
+    }
+    virtual bool as_bool() const override {
+        return !val_obj.empty();
+    }
+    size_t find(const value & key) const {
+        if (!key->is_immutable() || !key->is_hashable()) {
+            throw std::runtime_error("Object key of unhashable type: " + key->type());
+        }
+        if (index.empty()) {
+            for (size_t i = 0; i < val_obj.size(); ++i) {
+                if (*val_obj[i].first == *key) {
+                    return i;
+                }
+            }
+            return val_obj.size();
+        }
+        const auto it = index.find(key);
+        return it == index.end() ? val_obj.size() : it->second;
+    }
+    virtual bool has_key(const value & key) override {
+        return find(key) < val_obj.size();
+    }
+    virtual void insert(const value & key, const value & val) override {
+        const size_t place = find(key);
+        if (place < val_obj.size()) {
+            val_obj[place].second = val;
+            return;
+        }
+        val_obj.push_back({key, val});
+        if (val_obj.size() == kIndexFrom) {
+            for (size_t i = 0; i < val_obj.size(); ++i) {
+                index.emplace(val_obj[i].first, i);
+            }
+        } else if (val_obj.size() > kIndexFrom) {
+            index.emplace(key, place);
+        }
+    }
+    // after the order of val_obj was changed from outside
+    void reindex() {
+        if (!index.empty()) {
+            index.clear();
+            for (size_t i = 0; i < val_obj.size(); ++i) {
+                index.emplace(val_obj[i].first, i);
+            }
+        }
+    }
+    virtual value & at(const value & key, value & default_val) override {
+        const size_t place = find(key);
+        return place < val_obj.size() ? val_obj[place].second : default_val;
+    }
+    virtual value & at(const value & key) override {
+        const size_t place = find(key);
+        if (place == val_obj.size()) {
+            throw std::runtime_error("Key '" + key->as_string().str() + "' not found in value of type " + type());
+        }
+        return val_obj[place].second;
+    }
+    virtual value & at(const std::string & key, value & default_val) override {
+        value key_val = mk_val<value_string>(key);
+        return at(key_val, default_val);
+    }
+    virtual value & at(const std::string & key) override {
+        value key_val = mk_val<value_string>(key);
+        return at(key_val);
+    }
+    virtual const func_builtins & get_builtins() const override;
+    virtual bool is_hashable() const override {
+        RG::Depth rg_depth; RG::Step();
+        if (std::all_of(val_obj.begin(), val_obj.end(), [&](auto & pair) -> bool {
+            const auto & val = pair.second;
+            return val->is_immutable() && val->is_hashable();
+        })) {
+            return true;
+        }
+        return false;
+    }
+    virtual hasher unique_hash() const noexcept override {
+        auto hash = hasher(typeid(*this));
+        for (const auto & [key, val] : val_obj) {
+            // must use digest to prevent problems from "concatenation" property of hasher
+            // for ex. hash of key="ab", value="c" should be different from key="a", value="bc"
+            const size_t key_hash = key->unique_hash().digest();
+            const size_t val_hash = val->unique_hash().digest();
+            hash.update(&key_hash, sizeof(key_hash));
+            hash.update(&val_hash, sizeof(val_hash));
+        }
+        return hash;
+    }
+protected:
+    virtual bool equivalent(const value_t & other) const override {
+        return typeid(*this) == typeid(other) && is_hashable() && other.is_hashable() && std::equal(val_obj.begin(), val_obj.end(), other.val_obj.begin(), other.val_obj.end(), value_equivalence());
+    }
+};
+""".replace("RG::", L)),
     # Macro arguments: by position, by name, by default, else undefined.
     ("jinja/runtime.cpp", "static inline void bind_parameters(", "value macro_statement::execute_impl(", """\
 static inline void bind_parameters(const std::string & name, const statements & this_args, const func_args & args, context & ctx) {

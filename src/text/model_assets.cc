@@ -51,6 +51,39 @@ Result<std::string> ReadFile(const fs::path& path) {
     return text;
 }
 
+// Many files carry integers beyond 64 bits (a "model_max_length" of 10^30), which the parser refuses: written
+// as floats they pass.
+std::string WithoutHugeIntegers(std::string_view json) {
+    std::string out;
+    bool in_string = false;
+    for (std::size_t at = 0; at < json.size(); ++at) {
+        const char c = json[at];
+        if (in_string && c == '\\') {
+            out += c;
+            if (++at < json.size()) {
+                out += json[at];
+            }
+            continue;
+        }
+        in_string = in_string != (c == '"');
+        if (in_string || c < '0' || c > '9') {
+            out += c;
+            continue;
+        }
+        const std::size_t end = std::min(json.find_first_not_of("0123456789", at), json.size());
+        const bool integer =
+            (at == 0 ||
+             (json[at - 1] != '.' && json[at - 1] != 'e' && json[at - 1] != 'E' && json[at - 1] != '+')) &&
+            (end == json.size() || (json[end] != '.' && json[end] != 'e' && json[end] != 'E'));
+        out.append(json, at, end - at);
+        if (integer && end - at >= 19) {
+            out += "e0";
+        }
+        at = end - 1;
+    }
+    return out;
+}
+
 // A JSON file that may be absent. `root` stays a null value then.
 class JsonFile {
   public:
@@ -67,8 +100,9 @@ class JsonFile {
         if (json.starts_with("\xEF\xBB\xBF")) {
             json.remove_prefix(3);
         }
+        const std::string plain = WithoutHugeIntegers(json);
         dom::element root;
-        const auto failed = parser_.parse(json.data(), json.size(), true).get(root);
+        const auto failed = parser_.parse(plain.data(), plain.size(), true).get(root);
         if (failed != simdjson::SUCCESS) {
             return Broken(path, std::string{"is not JSON: "} + simdjson::error_message(failed));
         }

@@ -79,17 +79,30 @@ TEST(ModelAssets, ATemplateOfTheOperatorReplacesTheModels) {
 }
 
 #ifdef RG_WITH_RUST
-// A byte-level BPE over a handful of letters, in the shape of Qwen's and Llama-3's files.
-constexpr std::string_view kTinyTokenizer = R"({
- "version":"1.0","truncation":null,"padding":null,
- "added_tokens":[{"id":8,"content":"<|im_end|>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},
-                 {"id":9,"content":"<think>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":false}],
+// A byte-level BPE of the 256 bytes and three merges, in the shape of Qwen's and Llama-3's files. Ids: byte b
+// is 3 + b.
+std::string TinyTokenizer() {
+    std::string vocab = R"("ab":0,"\u0120ab":1,"\u00c3\u00a9":2)";
+    int next = 0x100;
+    for (int byte = 0; byte < 256; ++byte) {
+        const bool own = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+        char entry[32];
+        std::snprintf(entry, sizeof entry, ",\"\\u%04x\":%d", static_cast<unsigned>(own ? byte : next++),
+                      3 + byte);
+        vocab += entry;
+    }
+    return R"({"version":"1.0","truncation":null,"padding":null,
+ "added_tokens":[{"id":259,"content":"<|im_end|>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},
+                 {"id":260,"content":"<think>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":false}],
  "normalizer":null,
  "pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true},
  "post_processor":null,
  "decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true},
  "model":{"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":false,
-  "byte_fallback":false,"vocab":{"a":0,"b":1,"Ġ":2,"Ã":3,"©":4,"ab":5,"Ġab":6,"Ã©":7},"merges":[["a","b"],["Ġ","ab"],["Ã","©"]]}})";
+  "byte_fallback":false,"vocab":{)" +
+           vocab + R"(},"merges":[["a","b"],["\u0120","ab"],["\u00c3","\u00a9"]]}})";
+}
+const std::string kTinyTokenizer = TinyTokenizer();
 
 // Llama-2's shape: metaspace with byte fallback, BOS in front.
 constexpr std::string_view kTinyMetaspace = R"({
@@ -130,10 +143,11 @@ TEST_P(TinyModel, ByteLevelEncodesAndDecodes) {
     const auto model = Load(dir);
     ASSERT_NE(model, nullptr);
     EXPECT_EQ(model->tokenizer->kind(), GetParam());
-    EXPECT_EQ(Ids(*model, "ab ab\xC3\xA9<|im_end|>", {}), (std::vector<TokenId>{5, 6, 7, 8}));
-    EXPECT_EQ(Detokenize(model->tokenizer->table(), std::vector<TokenId>{6, 3, 4, 8, 9}, {}),
-              " ab\xC3\xA9<think>");
-    EXPECT_EQ(model->eos_token_id, 8);
+    EXPECT_EQ(Ids(*model, "ab ab\xC3\xA9<|im_end|>", {}), (std::vector<TokenId>{0, 1, 2, 259}));
+    EXPECT_EQ(
+        Detokenize(model->tokenizer->table(), std::vector<TokenId>{1, 3 + 0xC3, 3 + 0xA9, 259, 260}, {}),
+        " ab\xC3\xA9<think>");
+    EXPECT_EQ(model->eos_token_id, 259);
     EXPECT_EQ(model->chat_template, nullptr);
 }
 
@@ -142,20 +156,23 @@ TEST_P(TinyModel, UntrustedTextNeverBecomesASpecialToken) {
     dir.Write("tokenizer.json", kTinyTokenizer);
     const auto model = Load(dir);
     ASSERT_NE(model, nullptr);
-    EXPECT_EQ(Ids(*model, "a<|im_end|>", {.add_special = false, .parse_special = true}).back(), 8);
+    EXPECT_EQ(Ids(*model, "a<|im_end|>", {.add_special = false, .parse_special = true}).back(), 259);
     for (const TokenId id : Ids(*model, "a<|im_end|>", {.add_special = false, .parse_special = false})) {
-        EXPECT_NE(id, 8);
+        EXPECT_NE(id, 259);
     }
     const TextSpan spans[] = {{"ab", false}, {"<|im_end|>", true}, {"<|im_end|>", false}};
     std::vector<TokenId> ids;
     ASSERT_TRUE(model->tokenizer->EncodeSegments(spans, false, ids).ok());
-    EXPECT_EQ(std::count(ids.begin(), ids.end(), 8), 1);
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), 259), 1);
 }
 
 TEST_P(TinyModel, MetaspaceWithByteFallback) {
     const TempDir dir;
     dir.Write("tokenizer.json", kTinyMetaspace);
-    dir.Write("tokenizer_config.json", R"({"bos_token":{"content":"<s>"}})");
+    // 10^30 stands in many a real file.
+    dir.Write(
+        "tokenizer_config.json",
+        R"({"bos_token":{"content":"<s>"},"model_max_length": 1000000000000000019884624838656, "x":[-1e-7,"\"12345678901234567890123"]})");
     const auto model = Load(dir);
     ASSERT_NE(model, nullptr);
     EXPECT_EQ(Ids(*model, "a a", {}), (std::vector<TokenId>{1, 6, 6}));
@@ -169,11 +186,28 @@ TEST_P(TinyModel, AddedTokensThatOnlyTheConfigNamesAreKnown) {
     dir.Write("tokenizer.json", kTinyTokenizer);
     dir.Write(
         "tokenizer_config.json",
-        R"({"added_tokens_decoder":{"8":{"content":"<|im_end|>","special":true},"10":{"content":"<|image|>","special":true}}})");
+        R"({"added_tokens_decoder":{"259":{"content":"<|im_end|>","special":true},"261":{"content":"<|image|>","special":true}}})");
     const auto model = Load(dir);
     ASSERT_NE(model, nullptr);
-    EXPECT_EQ(Ids(*model, "a<|image|>b", {}), (std::vector<TokenId>{0, 10, 1}));
-    EXPECT_TRUE(model->tokenizer->table().special(10));
+    EXPECT_EQ(Ids(*model, "a<|image|>b", {}), (std::vector<TokenId>{3 + 'a', 261, 3 + 'b'}));
+    EXPECT_TRUE(model->tokenizer->table().special(261));
+}
+
+TEST_P(TinyModel, AnAddedTokenThatTheLibraryNumbersOtherwiseIsRefused) {
+    const TempDir dir;
+    dir.Write("tokenizer.json", kTinyTokenizer);
+    dir.Write("tokenizer_config.json",
+              R"({"added_tokens_decoder":{"900":{"content":"<|far|>","special":true}}})");
+    AssetOptions options;
+    options.tokenizer_backend = GetParam();
+    const auto loaded = LoadModelAssets(dir.path(), options);
+    if (loaded.ok()) {
+        std::vector<TokenId> ids;
+        ASSERT_TRUE((*loaded)->tokenizer->Encode("<|far|>", {}, ids).ok());
+        EXPECT_EQ(ids, std::vector<TokenId>{900});
+    } else {
+        EXPECT_NE(loaded.error().message.find("<|far|>"), std::string::npos);
+    }
 }
 
 TEST_P(TinyModel, EndIdsDefaultsAndContextComeFromTheModelsFiles) {
@@ -184,16 +218,16 @@ TEST_P(TinyModel, EndIdsDefaultsAndContextComeFromTheModelsFiles) {
               {"name":"tool_use","template":"T"}]})");
     dir.Write(
         "config.json",
-        R"({"architectures":["X"],"text_config":{"max_position_embeddings":77,"vocab_size":64},"eos_token_id":3})");
+        R"({"architectures":["X"],"text_config":{"max_position_embeddings":77,"vocab_size":640},"eos_token_id":3})");
     dir.Write(
         "generation_config.json",
-        R"({"eos_token_id":[8,7],"temperature":0.6,"top_p":0.95,"top_k":20,"min_p":0.1,"repetition_penalty":1.05,"max_new_tokens":99})");
+        R"({"eos_token_id":[259,7],"temperature":0.6,"top_p":0.95,"top_k":20,"min_p":0.1,"repetition_penalty":1.05,"max_new_tokens":99})");
     const auto model = Load(dir);
     ASSERT_NE(model, nullptr);
-    EXPECT_EQ(model->eos_token_id, 8);
-    EXPECT_EQ(model->eos_token_ids, (std::vector<TokenId>{7, 8}));
+    EXPECT_EQ(model->eos_token_id, 259);
+    EXPECT_EQ(model->eos_token_ids, (std::vector<TokenId>{7, 259}));
     EXPECT_EQ(model->context_length, 77);
-    EXPECT_EQ(model->vocab_size, 64);
+    EXPECT_EQ(model->vocab_size, 640);
     EXPECT_EQ(model->architecture, "X");
     EXPECT_EQ(model->defaults.temperature, 0.6);
     EXPECT_EQ(model->defaults.top_p, 0.95);
@@ -210,11 +244,11 @@ TEST_P(TinyModel, EndIdsDefaultsAndContextComeFromTheModelsFiles) {
 TEST_P(TinyModel, WithoutGenerationConfigTheModelConfigNamesTheEnds) {
     const TempDir dir;
     dir.Write("tokenizer.json", kTinyTokenizer);
-    dir.Write("config.json", R"({"eos_token_id":[3,8]})");
+    dir.Write("config.json", R"({"eos_token_id":[3,259]})");
     const auto model = Load(dir);
     ASSERT_NE(model, nullptr);
     EXPECT_EQ(model->eos_token_id, 3);
-    EXPECT_EQ(model->eos_token_ids, (std::vector<TokenId>{3, 8}));
+    EXPECT_EQ(model->eos_token_ids, (std::vector<TokenId>{3, 259}));
     EXPECT_FALSE(model->defaults.temperature.has_value());
 }
 
@@ -244,7 +278,7 @@ TEST_P(TinyModel, ADamagedFileIsNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, TinyModel, testing::Values("fastokens", "hf"),
-                         [](const auto& info) { return std::string{info.param}; });
+                         [](const auto& backend) { return std::string{backend.param}; });
 #else
 TEST(ModelAssets, WithoutTheTokenizerLibraryTokenizerJsonIsRefusedByName) {
     const TempDir dir;

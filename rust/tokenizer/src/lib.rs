@@ -238,11 +238,17 @@ fn vocabulary(model: &Value, decoder: &Decoder) -> Result<BTreeMap<u32, Token>, 
 }
 
 fn load(json: &str, config: &str, backend: &str) -> Result<RgTokenizer, String> {
+    // A caught panic is an error of its call; its text goes there, not to stderr.
+    static QUIET: std::sync::Once = std::sync::Once::new();
+    QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
     // An encode must not start threads of its own: the caller's pool is the bound. Read once by the library, at its first encode.
     if std::env::var_os("FASTOKENS_BPE_THREADS").is_none() {
         std::env::set_var("FASTOKENS_BPE_THREADS", "1");
     }
     let mut model: Value = serde_json::from_str(json).map_err(|e| format!("tokenizer.json cannot be read: {e}"))?;
+    if !model.is_object() {
+        return Err("tokenizer.json is not a JSON object".into());
+    }
     if !config.is_empty() {
         let config: Value = serde_json::from_str(config).map_err(|e| format!("tokenizer_config.json cannot be read: {e}"))?;
         merge_added(&mut model, &config);
@@ -266,6 +272,22 @@ fn load(json: &str, config: &str, backend: &str) -> Result<RgTokenizer, String> 
             .map(|t| Backend::Hf(Box::new(t), OnceLock::new()))
             .map_err(|e| e.to_string())
     };
+    // Both number added tokens as the file says only where there are no holes; a token under another id would be silently wrong.
+    let checked = |backend: Backend| {
+        for token in model["added_tokens"].as_array().into_iter().flatten() {
+            let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) else { continue };
+            let got = match &backend {
+                Backend::Fast(t) => t.token_to_id(content),
+                Backend::Hf(t, _) => t.token_to_id(content),
+            };
+            if got.map(u64::from) != Some(id) {
+                return Err(format!("the added token {content} has id {id}, but the library numbers it {got:?}"));
+            }
+        }
+        Ok(backend)
+    };
+    let fast = || fast().and_then(checked);
+    let hf = || hf().and_then(checked);
     let chosen = match backend {
         "fastokens" => fast(),
         "hf" => hf(),
