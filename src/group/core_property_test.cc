@@ -45,6 +45,7 @@ struct ModelStream {
     End end{End::kOpen};
     bool delivered{false};
     bool pinned{false};
+    bool poison{false};
     bool unsendable{false};  // a frame of it was refused: the next ADD is no retry
     int attempts{0};
     int moves{0};  // ADDs after the first that no refused frame explains
@@ -131,7 +132,20 @@ class Scenario {
                 break;
             case 12: {
                 const auto r = static_cast<std::int32_t>(random_.Below(static_cast<std::uint32_t>(size_)));
-                core_->RankLost(r, static_cast<LossKind>(random_.Below(5)), "random", now_);
+                const auto kind = static_cast<LossKind>(random_.Below(5));
+                Pump();
+                if (core_->in_flight(r) == 1 && kind != LossKind::kLauncher) {
+                    for (ModelStream& s : streams_) {
+                        // Alone on the rank that is lost: it must not be carried to the next.
+                        s.poison = s.poison || (s.end == End::kOpen && s.rank == r);
+                    }
+                }
+                core_->RankLost(r, kind, "random", now_);
+                if (core_->in_flight(r) == 1) {  // deaf, and it goes on
+                    for (ModelStream& s : streams_) {
+                        s.poison = s.poison && s.rank != r;
+                    }
+                }
                 break;
             }
             case 13:
@@ -274,6 +288,14 @@ class Scenario {
         core_->OnStep(step, now_);
         Pump();
         rows_ = nullptr;
+        for (const std::string_view id : finished) {
+            for (const ModelAttempt& attempt : attempts_) {
+                if (step.rank < size_ && attempt.id == id && streams_[attempt.stream].end == End::kOpen &&
+                    attempt.attempt == Latest(attempt.stream)) {
+                    Error("named in a finished list, and still open");
+                }
+            }
+        }
     }
 
     void Cancel() {
@@ -352,6 +374,9 @@ class Scenario {
         }
         if (core_->rank_state(a.rank) != RankState::kLive) {
             return Error("an ADD to a rank that is not live");
+        }
+        if (s.poison && !s.unsendable) {
+            return Error("the request that was alone on a lost rank was retried");
         }
         if (s.attempts > 0 && s.pinned) {
             return Error("a pinned request moved");
