@@ -29,7 +29,14 @@ GroupFactory RealGroups() {
             return started.error();
         }
         GroupHandle handle;
+        // libzmq names a v4 address as a mapped v6 one; people and other programs dial the plain form.
         handle.handshake_address = (*started)->handshake_address();
+        constexpr std::string_view kMapped = "tcp://[::ffff:";
+        if (handle.handshake_address.starts_with(kMapped)) {
+            const std::size_t end = handle.handshake_address.find(']');
+            handle.handshake_address = "tcp://" + handle.handshake_address.substr(kMapped.size(), end - kMapped.size()) +
+                                       handle.handshake_address.substr(end + 1);
+        }
         handle.group = std::move(*started);
         return handle;
     };
