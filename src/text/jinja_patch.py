@@ -567,9 +567,10 @@ static value_string rg_derived(const std::string & text, bool is_input) {
     # --- speed ---------------------------------------------------------------------------------------------------------------------
     # Kinds are a bit test, not a dynamic_cast (a tuple is an array too).
     ("jinja/value.h", 1, "bool is_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<const PointeeType*>(ptr.get()) != nullptr;\n",
-     "bool is_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return ptr && (ptr->rg_kind() & PointeeType::kRg) != 0;\n"),
+     "bool is_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return ptr && (rg_kind_of(ptr.get()) & PointeeType::kRg) != 0;\n"),
+    ("jinja/value.h", 1, "// Helper to check the type of a value\n", "template<typename V> unsigned rg_kind_of(const V * ptr) { return ptr->rg_kind(); }\n\n// Helper to check the type of a value\n"),
     ("jinja/value.h", 1, "bool is_val(const value_t * ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<const PointeeType*>(ptr) != nullptr;\n",
-     "bool is_val(const value_t * ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return ptr && (ptr->rg_kind() & PointeeType::kRg) != 0;\n"),
+     "bool is_val(const value_t * ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return ptr && (rg_kind_of(ptr) & PointeeType::kRg) != 0;\n"),
     ("jinja/value.h", 1, "const typename extract_pointee<T>::type * cast_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<const PointeeType*>(ptr.get());\n",
      "const typename extract_pointee<T>::type * cast_val(const value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return is_val<T>(ptr) ? static_cast<const PointeeType*>(ptr.get()) : nullptr;\n"),
     ("jinja/value.h", 1, "typename extract_pointee<T>::type * cast_val(value & ptr) {\n    using PointeeType = typename extract_pointee<T>::type;\n    return dynamic_cast<PointeeType*>(ptr.get());\n",
