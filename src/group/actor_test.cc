@@ -194,7 +194,8 @@ class GroupActorTest : public ::testing::Test {
         // Two looks: the first one only asks for a fresh snapshot.
         (void)actor_->Snapshot();
         std::this_thread::sleep_for(milliseconds(400));
-        for (const RankInfo& rank : actor_->Snapshot()->ranks) {
+        const auto snapshot = actor_->Snapshot();
+        for (const RankInfo& rank : snapshot->ranks) {
             sum += rank.in_flight;
         }
         return sum;
