@@ -22,6 +22,7 @@ namespace {
 /// from there.
 constexpr Seconds kSlack{1.0};
 constexpr Nanos kFirstRedial = std::chrono::microseconds{200};
+constexpr Nanos kQuickRedial = std::chrono::milliseconds{1};  // while all ranks are likely to be starting
 constexpr Nanos kLastRedial = std::chrono::milliseconds{5};
 constexpr Nanos kPatientRedial =
     std::chrono::milliseconds{20};  // after the first seconds; an idle wait must cost nothing
@@ -337,7 +338,10 @@ Result<std::optional<JoinReport>> FollowerSession::Join(const InterruptCheck& in
         if (stop = call.Pause(); stop != Stop::kNone) {
             return over(stop);
         }
-        pause = std::min(pause * 2, Now() - started > std::chrono::seconds{2} ? kPatientRedial : kLastRedial);
+        const Nanos waited = Now() - started;
+        pause = std::min(pause * 2, waited > std::chrono::seconds{2}          ? kPatientRedial
+                                    : waited > std::chrono::milliseconds{300} ? kLastRedial
+                                                                              : kQuickRedial);
     }
     StartMonitor();
     Hook(Point::kBeforeReady);

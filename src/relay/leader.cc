@@ -99,6 +99,13 @@ class LeaderSession final : public Session {
 
 Status LeaderSession::Open() {
     Hook(Point::kBeforeListen);
+    // The name first: whoever dials meanwhile waits in the backlog instead of backing off.
+    Result<Listener> listener = Listener::Open(config_);
+    if (!listener) {
+        return listener.failure();
+    }
+    listener_ = std::move(*listener);
+    GuardFromFork(listener_.fd());
     plane_ = config_.backend == Backend::kRing ? MakeRingLeader(config_, board())
                                                : MakeStreamLeader(config_, board());
     bell_ = MakeEventFd();
@@ -108,12 +115,6 @@ Status LeaderSession::Open() {
         failure.sys = errno;
         return failure;
     }
-    Result<Listener> listener = Listener::Open(config_);
-    if (!listener) {
-        return listener.failure();
-    }
-    listener_ = std::move(*listener);
-    GuardFromFork(listener_.fd());
     for (int r = 1; r < config_.size; ++r) {
         peers_.push_back(std::make_unique<Peer>());
         peers_.back()->rank = r;
@@ -430,8 +431,7 @@ Result<std::optional<JoinReport>> LeaderSession::Join(const InterruptCheck& inte
     }
     call.Within(&join_budget_);
     if (Status opened = Open(); !opened) {
-        Fail(opened.failure());
-        return Cause();
+        return GiveUp(opened.failure());
     }
     const auto turn = [&]() -> std::optional<Result<std::optional<JoinReport>>> {
         PollOnce(call);
