@@ -864,6 +864,9 @@ TEST_F(GroupActorTest, APeerThatStopsReadingIsBoundedAndHarmsNobody) {
         seconds(30));
     EXPECT_LT(pending, 500U);
     EXPECT_GT(pending, 0U) << "rank 0 holds what fits its bound";
+    EXPECT_TRUE(WaitSnapshot([](const GroupSnapshot& s) { return s.ranks[0].queued_bytes > 0; }))
+        << "and it can be seen";
+    EXPECT_LE(actor_->Snapshot()->ranks[0].queued_bytes, 4 << 20);
     processes_[0]->Signal(SIGCONT);
     ASSERT_TRUE(client().WaitAll(seconds(60)));
     for (auto& [key, stream] : client().streams()) {

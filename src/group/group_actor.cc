@@ -796,7 +796,10 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
     void PublishSnapshot() {
         auto snapshot = std::make_shared<GroupSnapshot>(core_.MakeSnapshot(now_));
         snapshot->decode_errors = static_cast<std::int64_t>(decode_errors_);
+        snapshot->handshake_address = handshake_address_;
         for (RankInfo& info : snapshot->ranks) {
+            info.queued_bytes =
+                link_ == nullptr ? 0 : static_cast<std::int64_t>(link_->queued_bytes(info.rank));
             const std::string& problem = At(info.rank).start_problem;
             if (!problem.empty() && info.state != group::RankState::kLive) {
                 info.reason = problem;

@@ -243,7 +243,7 @@ class ZmqEngineLink final : public EngineLink {
     }
 
     void Common(ZmqSocket& socket, const std::string& address) {
-        socket.Set(ZMQ_IPV6, 1);
+        socket.Set(ZMQ_IPV6, IsIpv4Literal(address) ? 0 : 1);
         socket.Set(ZMQ_RECONNECT_IVL, kReconnectMs);
         socket.Set(ZMQ_RECONNECT_IVL_MAX, kReconnectMaxMs);
         if (!IsIpc(address)) {

@@ -319,10 +319,11 @@ class ZmqFrontendLink final : public FrontendLink {
 
     // ---- binding ----
 
-    ZmqSocket MakeSocket(int type, bool tcp, std::int64_t max_bytes) {
+    ZmqSocket MakeSocket(int type, const std::string& address, std::int64_t max_bytes) {
+        const bool tcp = !IsIpc(address);
         ZmqSocket socket(*context_, type);
         socket.Set(ZMQ_LINGER, kCloseLingerMs);
-        socket.Set(ZMQ_IPV6, 1);
+        socket.Set(ZMQ_IPV6, IsIpv6Literal(address) ? 1 : 0);
         socket.Set(ZMQ_BACKLOG, kBacklog);
         socket.Set(ZMQ_MAXMSGSIZE, max_bytes);
         if (type == ZMQ_ROUTER) {
@@ -388,13 +389,13 @@ class ZmqFrontendLink final : public FrontendLink {
             output = *out;
         }
         const std::string_view setting = tcp ? "--data-parallel-address" : "--socket-dir";
-        ZmqSocket router = MakeSocket(ZMQ_ROUTER, tcp, kMaxControlFrameBytes);
+        ZmqSocket router = MakeSocket(ZMQ_ROUTER, input, kMaxControlFrameBytes);
         // Unbounded in messages: Send counts bytes, per rank.
         router.Set(ZMQ_SNDHWM, 0);
         if (Status bound = Adopt(kInput, std::move(router), input, setting); !bound.ok()) {
             return bound;
         }
-        ZmqSocket pull = MakeSocket(ZMQ_PULL, tcp, kMaxOutputFrameBytes);
+        ZmqSocket pull = MakeSocket(ZMQ_PULL, output, kMaxOutputFrameBytes);
         pull.Set(ZMQ_RCVHWM, kOutputMessagesHeld);
         if (Status bound = Adopt(kOutput, std::move(pull), output, setting); !bound.ok()) {
             return bound;
@@ -412,7 +413,7 @@ class ZmqFrontendLink final : public FrontendLink {
         if (address.ends_with(":0")) {
             address.back() = '*';
         }
-        ZmqSocket router = MakeSocket(ZMQ_ROUTER, !IsIpc(address), kMaxControlFrameBytes);
+        ZmqSocket router = MakeSocket(ZMQ_ROUTER, address, kMaxControlFrameBytes);
         if (Status bound = Adopt(kHandshake, std::move(router), address, "--data-parallel-rpc-port");
             !bound.ok()) {
             return bound;

@@ -156,6 +156,20 @@ TEST_F(LinkTest, TheEngineMayComeLongBeforeTheFrontend) {
     EXPECT_TRUE(Pump([&] { return handler_.live == 1; }));
 }
 
+TEST_F(LinkTest, AddressesArePlain) {
+    FrontendLinkOptions options;
+    options.data_host = "127.0.0.1";
+    Bind(options);
+    EXPECT_TRUE(link_->handshake_address().starts_with("tcp://127.0.0.1:")) << link_->handshake_address();
+    EXPECT_TRUE(link_->addresses().inputs[0].starts_with("tcp://127.0.0.1:"));
+    Serve(0);
+    options.handshake_address = "tcp://[::1]:0";
+    options.data_host = "::1";
+    Bind(options);
+    EXPECT_TRUE(link_->handshake_address().starts_with("tcp://[::1]:")) << link_->handshake_address();
+    Serve(0);
+}
+
 TEST_F(LinkTest, AWildcardTellsEachEngineTheAddressItCameInOn) {
     FrontendLinkOptions options;
     options.handshake_address = "tcp://0.0.0.0:0";

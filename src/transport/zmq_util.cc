@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/zmq_util.h"
 
+#include <arpa/inet.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -169,6 +171,21 @@ void ZmqMonitor::Close(ZmqSocket& socket) noexcept {
 bool IsIpc(std::string_view address) noexcept {
     return address.starts_with("ipc://");
 }
+bool IsIpv6Literal(std::string_view address) noexcept {
+    return address.starts_with("tcp://[");
+}
+
+bool IsIpv4Literal(std::string_view address) {
+    constexpr std::string_view kTcp = "tcp://";
+    if (!address.starts_with(kTcp)) {
+        return false;
+    }
+    address.remove_prefix(kTcp.size());
+    const std::string host{address.substr(0, address.rfind(':'))};
+    in_addr parsed{};
+    return ::inet_pton(AF_INET, host.c_str(), &parsed) == 1;
+}
+
 std::string ZmqErrorText(int error) {
     return ::zmq_strerror(error);
 }

@@ -178,6 +178,11 @@ class ZmqMonitor {
 };
 
 bool IsIpc(std::string_view address) noexcept;
+/// tcp://127.0.0.1:5 -> true; a name or [::1] -> false. Such sockets are made without IPv6, so that no peer
+/// is ever told a mapped address ([::ffff:127.0.0.1]) that its own socket may not be able to dial.
+bool IsIpv4Literal(std::string_view address);
+/// tcp://[::1]:5 -> true.
+bool IsIpv6Literal(std::string_view address) noexcept;
 /// ZMQ's own text for an errno.
 std::string ZmqErrorText(int error);
 
