@@ -819,8 +819,10 @@ void GroupCore<P>::RankLost(std::int32_t r, LossKind kind, std::string_view reas
         return;
     }
     Rank& rank = At(r);
-    const bool half_gone = (rank.state == RankState::kDeaf && kind == LossKind::kMute) ||
-                           (rank.state == RankState::kMute && kind == LossKind::kDeaf);
+    // Its other half goes, or goes silent: a rank that cannot be reached must never count as live again.
+    const bool half_gone =
+        (rank.state == RankState::kDeaf && (kind == LossKind::kMute || kind == LossKind::kWedged)) ||
+        (rank.state == RankState::kMute && kind == LossKind::kDeaf);
     if (half_gone) {
         kind = LossKind::kDead;
     }
@@ -1105,9 +1107,11 @@ void GroupCore<P>::TickSilence(std::int32_t r, Rank& rank) {
     if (rank.state != RankState::kLive && rank.state != RankState::kDeaf) {
         return;
     }
+    // A deaf rank that falls silent has lost its other half as well.
+    const LossKind kind = rank.state == RankState::kDeaf ? LossKind::kDead : LossKind::kWedged;
     if (rank.stopped_since.has_value() && now_ - *rank.stopped_since >= config_.ping_deadline) {
-        GiveUp(r, LossKind::kWedged, "its process is stopped");
-        RankLost(r, LossKind::kWedged, "its process is stopped", now_);
+        GiveUp(r, kind, "its process is stopped");
+        RankLost(r, kind, "its process is stopped", now_);
         return;
     }
     if (rank.in_flight == 0) {
@@ -1118,8 +1122,8 @@ void GroupCore<P>::TickSilence(std::int32_t r, Rank& rank) {
         const auto s = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
         const std::string why = "no output for " + std::to_string(s) + " s with " +
                                 std::to_string(rank.in_flight) + " requests in flight";
-        GiveUp(r, LossKind::kWedged, why);
-        RankLost(r, LossKind::kWedged, why, now_);
+        GiveUp(r, kind, why);
+        RankLost(r, kind, why, now_);
     }
 }
 

@@ -752,7 +752,9 @@ TEST(RankLoss, DeafAndThenMuteOrDeadLosesTheRest) {
         d.core.RankLost(1, second, "and the rest", d.now);
         d.Drain();
         EXPECT_EQ(d.failed.size(), 1u);
-        EXPECT_EQ(d.core.rank_state(1), second == LossKind::kWedged ? RankState::kWedged : RankState::kDead);
+        EXPECT_EQ(d.core.rank_state(1), RankState::kDead);
+        d.Output(1, "a late word");
+        EXPECT_EQ(d.core.rank_state(1), RankState::kDead) << "it still cannot hear";
     }
 }
 
