@@ -83,7 +83,7 @@ struct RankInfo {
     std::int64_t queued_bytes{0};  // waiting for the rank to read
 };
 
-/// Immutable; replaced whole on every change of a rank's state and refreshed at least each second while somebody asks.
+/// Immutable; replaced whole on every change of a rank's state and every 100 ms, so a reader is never further behind.
 struct GroupSnapshot {
     std::int32_t group{0};
     std::string runtime;  // "vllm" | "tokenspeed"

@@ -35,7 +35,6 @@ constexpr std::uint8_t kTypeWave = 2;
 constexpr std::uint8_t kTypeUtility = 3;
 /// A hand-over in the middle of a turn, so that one batch stays in cache and the first shard starts early.
 constexpr std::size_t kMaxTokensPerHandOver = 8192;
-constexpr Duration kSnapshotEvery = std::chrono::milliseconds(250);
 /// An output connection of unknown owner that closed this long ago still counts as the other half of a lost
 /// input.
 constexpr Duration kAnonymousLossCounts = std::chrono::seconds(1);
@@ -182,7 +181,6 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
     }
 
     std::shared_ptr<const GroupSnapshot> Snapshot() const override {
-        snapshot_wanted_.store(true, std::memory_order_relaxed);
         const std::lock_guard lock{snapshot_mutex_};
         return snapshot_;
     }
@@ -787,10 +785,8 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             LogInfo("late_outputs", {{"group", options_.link.group}, {"since_last", late - late_logged_}});
             late_logged_ = late;
         }
-        if (now_ - snapshot_at_ >= kSnapshotEvery &&
-            snapshot_wanted_.exchange(false, std::memory_order_relaxed)) {
-            PublishSnapshot();
-        }
+        // Every tick, asked for or not: a reader that comes once, after the load, must see that nothing is in flight any more.
+        PublishSnapshot();
     }
 
     void PublishSnapshot() {
@@ -805,7 +801,6 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
                 info.reason = problem;
             }
         }
-        snapshot_at_ = now_;
         std::shared_ptr<const GroupSnapshot> old;
         {
             const std::lock_guard lock{snapshot_mutex_};
@@ -1133,10 +1128,8 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
 
     const std::string handshake_address_;
     std::atomic<bool> drained_{false};
-    mutable std::atomic<bool> snapshot_wanted_{true};
     mutable std::mutex snapshot_mutex_;  // readers are health, metrics and admin; never the token path
     std::shared_ptr<const GroupSnapshot> snapshot_;
-    TimePoint snapshot_at_{};
     std::thread thread_;
 };
 
