@@ -1,0 +1,144 @@
+"""The program's outside: signals, exit codes, listeners."""
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import time
+
+import httpx
+
+from client import Stream, run
+from conftest import program, wait_for
+
+
+def test_sigterm_lets_streams_end_and_refuses_new_work(stack):
+    server = stack.start("--shutdown-timeout", "30", rank_args=["--sim-step-us", "20000"])
+    streams = [Stream(server.port, {"prompt": "x", "max_tokens": 100, "ignore_eos": True}) for _ in range(20)]
+    run(streams, until=lambda: all(s.first_at for s in streams))
+    kept = httpx.Client(base_url=server.root, timeout=10)
+    assert kept.get("/readiness").status_code == 200
+    server.popen.send_signal(signal.SIGTERM)
+    wait_for("not ready", lambda: server.get("/readiness")[0] == 503, 2)
+    refused = kept.post("/v1/completions", json={"model": "m", "prompt": "x"})
+    assert refused.status_code == 503 and refused.headers["connection"] == "close"
+    fresh = httpx.post(server.base_url + "/completions", json={"model": "m", "prompt": "x"})
+    assert fresh.status_code == 503
+    run(streams, seconds=20)
+    assert all(s.done() and len(s.text()) == 100 for s in streams)
+    assert server.popen.wait(10) == 0
+    assert stack.ranks[0].popen.poll() is None, "engines that others started go on"
+
+
+def test_sigterm_cuts_what_does_not_end_in_time(stack):
+    server = stack.start("--shutdown-timeout", "0.5", rank_args=["--sim-step-us", "50000"])
+    streams = [Stream(server.port, {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}) for _ in range(20)]
+    run(streams, until=lambda: all(s.first_at for s in streams))
+    begin = time.monotonic()
+    server.popen.send_signal(signal.SIGTERM)
+    run(streams, seconds=10)
+    assert server.popen.wait(10) == 1
+    assert time.monotonic() - begin < 5
+    assert all(s.error() and s.error()["code"] == "draining" and not s.done() for s in streams)
+    # The rank was told to stop: a new gateway on the same port finds it idle.
+    assert stack.ranks[0].popen.poll() is None
+
+
+def test_sigint_is_130(stack):
+    server = stack.start()
+    server.popen.send_signal(signal.SIGINT)
+    assert server.popen.wait(10) == 130
+
+
+def test_bad_flags_are_2_and_name_themselves(stack):
+    for args, words in [(["--port", "99999"], ["--port", "99999"]), (["--frobnicate"], ["--frobnicate"]),
+                        (["--worker", "dp_size=2,rank=1"], ["rank", "ONE worker"]),
+                        (["--data-parallel-address", "0.0.0.0"], ["--allow-remote-engines"]),
+                        (["--tool-call-parser", "hermes"], ["--tool-call-parser"])]:
+        done = subprocess.run([program(), "gateway", ":bytes:", *args], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 2, args
+        for word in words:
+            assert word in done.stderr, (args, done.stderr)
+    done = subprocess.run([program(), "gateway", "/nonexistent/model.gguf"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "/nonexistent/model.gguf" in done.stderr
+
+
+def test_a_taken_port_is_one_line_and_1(stack):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run([program(), "gateway", ":bytes:", "--port", str(port), "--data-parallel-rpc-port", "0"], capture_output=True,
+                              text=True, timeout=20)
+        assert done.returncode == 1
+        lines = [line for line in done.stderr.splitlines() if line.startswith("rankgate gateway:")]
+        assert len(lines) == 1 and str(port) in lines[0] and "--port" in lines[0]
+
+
+def test_tls(stack):
+    cert, key = stack.folder / "c.pem", stack.folder / "k.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj",
+                    "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    server = stack.gateway("--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
+    stack.rank(0, args=["--sim-step-us", "2000"])
+    context = ssl.create_default_context(cafile=str(cert))
+    with httpx.Client(base_url=server.root.replace("http", "https"), verify=context, timeout=20) as client:
+        def ready():
+            try:
+                return client.get("/readiness").status_code == 200
+            except httpx.HTTPError:
+                return False
+        wait_for("ready over TLS", ready, 20)
+        long_prompt = "x" * 1_000_000
+        assert client.post("/tokenize", json={"prompt": long_prompt}).json()["count"] == len(long_prompt)
+        with client.stream("POST", "/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 50, "ignore_eos": True, "stream": True}) as reply:
+            lines = [line for line in reply.iter_lines() if line.startswith("data: ")]
+        assert lines[-1] == "data: [DONE]"
+        assert sum(len(json.loads(line[6:])["choices"][0]["text"]) for line in lines[:-1]) == 50
+        # A client that leaves is seen through TLS too.
+        with client.stream("POST", "/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}) as reply:
+            next(reply.iter_lines())
+        def open_streams():
+            return [line for line in client.get("/metrics").text.splitlines() if line.startswith("rankgate_streams_open ")]
+        wait_for("gone", lambda: open_streams() == ["rankgate_streams_open 0"], 3)
+    # Plain bytes on a TLS port end the connection and nothing else.
+    with socket.create_connection(("127.0.0.1", server.port)) as plain:
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
+        plain.settimeout(10)
+        assert b"200" not in plain.recv(100)
+
+
+def test_unix_socket(stack):
+    path = str(stack.folder / "api.sock")
+    from conftest import Process
+    gateway = Process([program(), "gateway", ":bytes:", "--served-model-name", "m", "--uds", path, "--data-parallel-rpc-port", str(stack.rpc_port)],
+                      stack.folder / "gateway.log")
+    stack.processes.append(gateway)
+    stack.rank(0)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://t", timeout=10) as client:
+        def ready():
+            try:
+                return client.get("/readiness").status_code == 200
+            except httpx.HTTPError:
+                return False
+        wait_for("ready", ready, 20)
+        assert client.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 3, "ignore_eos": True}).status_code == 200
+
+
+def test_the_key_comes_from_the_environment(stack):
+    server = stack.gateway(env={"RANKGATE_API_KEY": "k"})
+    stack.rank(0)
+    server.wait_ready()
+    assert server.get("/v1/models")[0] == 401
+    assert server.post("/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 1}, headers={"Authorization": "Bearer k"})[0] == 200
+
+
+def test_a_toml_file_configures_it(stack):
+    config = stack.folder / "g.toml"
+    config.write_text('api-key = "fromfile"\ndebug_headers = true\n')
+    server = stack.gateway("--config", str(config))
+    stack.rank(0)
+    server.wait_ready()
+    assert server.get("/v1/models")[0] == 401
+    reply = httpx.post(server.base_url + "/completions", json={"model": "m", "prompt": "x", "max_tokens": 1}, headers={"Authorization": "Bearer fromfile"})
+    assert reply.headers["x-rankgate-rank"] == "group0/0"
