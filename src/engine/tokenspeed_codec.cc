@@ -134,7 +134,7 @@ class TokenSpeedCodec final : public Codec {
         output.finish_reason = sequence.finish == FinishReason::kError        ? FinishReason::kAbort
                                : sequence.finish == FinishReason::kRepetition ? FinishReason::kStop
                                                                               : sequence.finish;
-        output.stop_reason = wire::StopReason{};
+        output.stop_reason.emplace<std::monostate>();
         output.num_prompt_tokens = static_cast<std::int32_t>(sequence.prompt_len());
         output.num_cached_tokens = static_cast<std::int32_t>(sequence.cached);
         output.completion_tokens = static_cast<std::int64_t>(sequence.output.size());

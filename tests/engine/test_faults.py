@@ -119,3 +119,15 @@ def test_garbage_duplicates_late_rows_and_a_wrong_identity(vllm):
     while vllm.outs[0].poll(500):
         frames.append(vllm.outs[0].recv_multipart(zmq.NOBLOCK))
     assert [b"\xc1\xc1\xc1"] in frames
+
+
+def test_silent_requests_are_in_the_reported_load(vllm):
+    script = Script(vllm, "--max-num-seqs", "30")
+    script(rule={"hold": True})
+    for n in range(50):
+        vllm.add(f"r{n}")
+    loaded = lambda: vllm.stats() and (vllm.stats()["num_running_reqs"], vllm.stats()["num_waiting_reqs"]) == (30, 20)  # noqa: E731
+    assert vllm.pump(5, loaded)
+    script(do="release")
+    assert vllm.pump(10, lambda: all(vllm.finish(f"r{n}") is not None for n in range(50)))
+    assert (vllm.stats()["num_running_reqs"], vllm.stats()["num_waiting_reqs"]) == (0, 0)
