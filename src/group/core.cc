@@ -18,7 +18,7 @@ constexpr std::int64_t kDefaultStepTokens = 8192;
 constexpr std::int64_t kMaxPlausibleLoad = 1 << 24;  // requests or pages; hostile reports are cut to it
 constexpr std::size_t kMaxReason = 512;
 constexpr Duration kStallGuard = std::chrono::seconds{1};
-constexpr Duration kPageFresh = std::chrono::milliseconds{500};
+constexpr Duration kPageSlack = std::chrono::milliseconds{5};  // a report's way here
 constexpr Duration kAskAgain = std::chrono::seconds{30};
 constexpr Duration kMaxLearnedDeadline = std::chrono::seconds{30};
 constexpr Duration kMaxNudgeWait = std::chrono::seconds{60};
@@ -890,9 +890,10 @@ void GroupCore<P>::MailboxLoad(std::int32_t r, const wire::LoadSnapshot& load, T
     }
     Rank& rank = At(r);
     // A report is dated when it arrives, a page when it was sampled: the page wins unless it is clearly the
-    // older one.
+    // older one. A report that comes later always replaces the page, so that the last word of a rank that
+    // goes idle is never lost.
     const bool newer = rank.load_source == LoadSource::kMailbox ? sampled_at > rank.load_at
-                                                                : sampled_at + kPageFresh >= rank.load_at;
+                                                                : sampled_at + kPageSlack >= rank.load_at;
     if (rank.load_source == LoadSource::kOwn || newer) {
         TakeLoad(rank, load, LoadSource::kMailbox, sampled_at);
     }
@@ -978,9 +979,7 @@ void GroupCore<P>::OnStep(const EngineStep& step, TimePoint now) {
     Heard(r, rank);
     // Before the rows: if these rows empty the in-flight list, a sample taken before they were applied must
     // not outlive it.
-    const bool fresh_page =
-        rank.load_counts && rank.load_source == LoadSource::kMailbox && now - rank.load_at < kPageFresh;
-    if (step.load != nullptr && !fresh_page) {
+    if (step.load != nullptr) {
         TakeLoad(rank, *step.load, LoadSource::kReport, now);
     }
     for (std::size_t i = 0; i < step.outputs.size(); ++i) {

@@ -203,7 +203,8 @@ class GroupCore {
     /// Idempotent. A worse kind may follow a milder one (deaf, then dead).
     void RankLost(std::int32_t rank, LossKind kind, std::string_view reason, TimePoint now);
     void RankProcess(std::int32_t rank, ProcessHint hint, TimePoint now);
-    /// A load value from the shared-memory mailbox; preferred to reports while it is fresh.
+    /// A load value from the shared-memory mailbox: taken unless the last report is clearly newer. Read it
+    /// before submits, and every tick for the rank table.
     void MailboxLoad(std::int32_t rank, const wire::LoadSnapshot& load, TimePoint sampled_at);
 
     // ---- requests ----

@@ -389,13 +389,24 @@ TEST(RankChoice, AFresherMailboxBeatsAnOlderReportAndTheOtherWayRound) {
     EXPECT_EQ(d.core.Score(0), 4.0);
     EXPECT_EQ(d.core.MakeSnapshot(d.now).ranks[0].load_source, "mailbox");
     d.Report(0, 6, 0);
-    EXPECT_EQ(d.core.Score(0), 4.0) << "the page is fresh";
-    d.now += seconds{1};
-    d.Report(0, 6, 0);
-    EXPECT_EQ(d.core.Score(0), 6.0) << "its writer has stopped";
+    EXPECT_EQ(d.core.Score(0), 6.0);
     const GroupSnapshot snapshot = d.core.MakeSnapshot(d.now + seconds{3});
     EXPECT_EQ(snapshot.ranks[0].load_source, "report");
     EXPECT_DOUBLE_EQ(snapshot.ranks[0].load_age_seconds, 3.0);
+    d.core.MailboxLoad(0, page, d.now - milliseconds{2});
+    EXPECT_EQ(d.core.Score(0), 4.0) << "the report needed as long to get here";
+}
+
+TEST(RankChoice, TheLastWordOfARankThatGoesIdleIsNotLostBehindAFreshPage) {
+    Vllm d{1};
+    const StreamKey a = d.Submit();
+    wire::LoadSnapshot page;
+    page.num_running = 30;
+    d.core.MailboxLoad(0, page, d.now);
+    d.Finish(a);
+    d.now += milliseconds{1};
+    d.Report(0, 0, 0, 0.0);
+    EXPECT_EQ(d.core.MakeSnapshot(d.now).ranks[0].load.num_running, 0);
 }
 
 TEST(RankChoice, PinnedGoesThereOrIsRefused) {
