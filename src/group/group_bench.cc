@@ -8,15 +8,41 @@
 #include <unistd.h>
 
 #include <dirent.h>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "group/group_actor.h"
 #include "transport/fake_rank.h"
+
+namespace {
+std::atomic<long> actor_tid{0};
+std::atomic<std::uint64_t> actor_allocations{0};
+}  // namespace
+
+// Counts what the actor's thread allocates (libzmq's own mallocs are not in it).
+[[gnu::noinline]] void* operator new(std::size_t size) {
+    thread_local const long tid = ::gettid();
+    if (tid == actor_tid.load(std::memory_order_relaxed)) {
+        actor_allocations.fetch_add(1, std::memory_order_relaxed);
+    }
+    void* memory = std::malloc(size);
+    if (memory == nullptr) {
+        throw std::bad_alloc();
+    }
+    return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
 
 namespace {
 
@@ -32,6 +58,7 @@ struct Run {
     double seconds{0};
     double actor_cpu{0};
     double zmq_cpu{0};
+    std::uint64_t allocations{0};
 };
 
 double Now() {
@@ -76,6 +103,7 @@ Run Drive(Group& group, std::uint64_t total, std::uint64_t window, std::int64_t 
     std::uint64_t sent = 0;
     const double actor_before = ThreadCpu(actor);
     const double io_before = ThreadCpu(io);
+    const std::uint64_t allocations_before = actor_allocations.load();
     const double begin = Now();
     const auto submit = [&] {
         auto request = std::make_unique<wire::GenerateRequest>();
@@ -114,6 +142,7 @@ Run Drive(Group& group, std::uint64_t total, std::uint64_t window, std::int64_t 
     }
     run.seconds = Now() - begin;
     run.actor_cpu = ThreadCpu(actor) - actor_before;
+    run.allocations = actor_allocations.load() - allocations_before;
     run.zmq_cpu = ThreadCpu(io) - io_before;
     return run;
 }
@@ -126,12 +155,14 @@ void Print(const char* name, const Run& run) {
         "3f,"
         "\"requests_per_s\":%.0f,\"tokens_per_s\":%.0f,\"actor_cpu_s\":%.3f,\"io_thread_cpu_s\":%.3f,"
         "\"actor_us_per_request\":%.2f,\"actor_us_per_token\":%.3f,\"requests_per_actor_core\":%.0f,"
-        "\"tokens_per_actor_core\":%.0f}\n",
+        "\"tokens_per_actor_core\":%.0f,\"actor_allocations_per_request\":%.2f,\"actor_allocations_per_"
+        "token\":%.4f}\n",
         name, static_cast<unsigned long long>(run.requests), static_cast<unsigned long long>(run.errors),
         static_cast<unsigned long long>(run.tokens), static_cast<unsigned long long>(run.batches),
         run.seconds, ended / run.seconds, tokens / run.seconds, run.actor_cpu, run.zmq_cpu,
         run.actor_cpu / ended * 1e6, run.actor_cpu / tokens * 1e6, ended / run.actor_cpu,
-        tokens / run.actor_cpu);
+        tokens / run.actor_cpu, static_cast<double>(run.allocations) / ended,
+        static_cast<double>(run.allocations) / tokens);
     std::fflush(stdout);
 }
 
@@ -157,6 +188,7 @@ int main(int argc, char** argv) {
                 io_thread = tid;
             } else if (name.find("Reaper") == std::string::npos) {
                 actor_thread = tid;
+                actor_tid.store(tid);
             }
         }
     }

@@ -827,7 +827,9 @@ class ZmqFrontendLink final : public FrontendLink {
             }
             const int fd = output_reader_.source_fd();
             const std::int32_t from = OutputRank(fd);
-            const std::int32_t named = handler.OnOutput(output_reader_.frames(), from);
+            const bool whole = got == MultipartReader::Got::kMessage;  // else: nothing that could be decoded
+            const std::int32_t named =
+                handler.OnOutput(whole ? output_reader_.frames() : std::span<const std::string_view>{}, from);
             if (named >= 0 && named < options_.size) {
                 RankLink& link = ranks_[static_cast<std::size_t>(named)];
                 if (link.fd[kOutput] != fd) {
