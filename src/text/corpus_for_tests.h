@@ -32,9 +32,10 @@ inline std::vector<std::pair<std::string, std::string>> Texts(const std::string&
                      " a  b   c    d\t\te\n\n\nf\r\ng \n h \u00a0i\u3000j\u2028k\u2003\u200bl   \n   \n\t\n");
     out.emplace_back(
         "cjk", "中文分词测试。日本語のテキスト、カタカナ。한국어 삼겹살 텍스트! 繁體中文，標點「引號」。");
-    out.emplace_back("emoji",
-                     "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪🇫🇷 ❤️ 🤷🏿‍♂️ ☺️ "
-                     "1️⃣");
+    out.emplace_back(
+        "emoji",
+        "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪🇫🇷 ❤️ 🤷🏿‍♂️ ☺️ "
+        "1️⃣");
     out.emplace_back(
         "scripts",
         "Привет, мир! Ελληνικά שלום العربية हिन्दी ไทย ქართული አማርኛ Việt Nam ñandú Ångström ﬁ ŀ ǆ İıßẞ");
