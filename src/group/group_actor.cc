@@ -19,8 +19,10 @@
 #include "wire/msgpack_json.h"
 #include "wire/tokenspeed/outputs.h"
 #include "wire/tokenspeed/request.h"
+#include "wire/tokenspeed/validate.h"
 #include "wire/vllm/outputs.h"
 #include "wire/vllm/request.h"
+#include "wire/vllm/validate.h"
 
 namespace rankgate::group {
 namespace {
@@ -44,6 +46,11 @@ constexpr Duration kSilenceBeforeHint = std::chrono::milliseconds(400);
 struct VllmWire {
     using Protocol = VllmProtocol;
     using Outputs = wire::vllm::OutputsMessage;
+    using Limits = wire::vllm::RankLimits;
+    static Limits LimitsOf(const wire::ReadyResponse& ready) { return {ready.max_model_len, 0}; }
+    static Status Check(const wire::GenerateRequest& request, const Limits& limits) {
+        return wire::vllm::CheckRequest(request, limits);
+    }
     static void EncodeAdd(const wire::GenerateRequest& request, std::string& out) {
         wire::vllm::EncodeAdd(request, out);
     }
@@ -61,6 +68,15 @@ struct VllmWire {
 struct TokenSpeedWire {
     using Protocol = TokenSpeedProtocol;
     using Outputs = wire::tokenspeed::OutputsMessage;
+    using Limits = wire::tokenspeed::RankLimits;
+    static Limits LimitsOf(const wire::ReadyResponse& ready) {
+        Limits limits;
+        limits.max_prompt_tokens = wire::tokenspeed::LongestPrompt(ready);
+        return limits;
+    }
+    static Status Check(const wire::GenerateRequest& request, const Limits& limits) {
+        return wire::tokenspeed::CheckRequest(request, limits);
+    }
     static void EncodeAdd(const wire::GenerateRequest& request, std::string& out) {
         wire::tokenspeed::EncodeAdd(request, out);
     }
@@ -277,6 +293,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         TimePoint last_output{};
         bool waiting_hint{false};
         std::string start_problem;
+        typename Wire::Limits limits;  // of the process that is live under this identity
         engine::LoadPageReader load_page;  // same host, same user: the load without a message
     };
     struct PendingAdmin {
@@ -449,6 +466,12 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
     }
 
     void SendAdd(const Action& action) {
+        // The last gate before the wire: what the API layer let through by mistake, or could not know (the bounds of this very rank),
+        // would cost every tenant the rank.
+        if (const Status valid = Wire::Check(*action.request, At(action.rank).limits); !valid.ok()) {
+            core_.EncodeFailed(action.number, valid.error(), now_);
+            return;
+        }
         buffer_.clear();
         Wire::EncodeAdd(*action.request, buffer_);
         const Status sent = link_->Send(action.rank, kTypeAdd, buffer_);
@@ -542,6 +565,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         At(rank).undecodable = 0;
         At(rank).start_problem.clear();
         At(rank).last_output = now_;
+        At(rank).limits = Wire::LimitsOf(facts.ready);
         const Status registered = core_.RankRegistered(rank, ToCore(facts), now_);
         At(rank).load_page.Close();
         if (registered.ok()) {
@@ -774,6 +798,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             state.waiting_hint = hint == ProcessHint::kStopped;
             core_.RankProcess(rank, hint, now_);
         }
+        ReadLoadPages();
         core_.Tick(now_);
         Execute();
         if constexpr (Protocol::kHasUtility) {

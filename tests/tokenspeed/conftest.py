@@ -59,7 +59,7 @@ class Group:
         log = WORK / f"{self.tag}.rank{rank}.log"
         log.write_text("")
         argv = [str(VENV / "bin/python"), str(shared() / "tools/tokenspeed_live/live_engine.py"), "--rpc-port", str(self.rpc_port), "--model",
-                str(model_dir()), "--engine-index", str(rank), "--port", str(free_port())]
+                str(model_dir()), "--engine-index", str(rank), "--port", str(free_port()), "--enable-output-logprobs"]
         if self.delay:
             argv += ["--delay", str(self.delay)]
         self.engines[rank] = Process(argv, log, engine_env())
