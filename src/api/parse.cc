@@ -1227,6 +1227,11 @@ constexpr auto kFields = std::to_array<Field>({
     {"stop_token_ids", kBoth,
      [](S& s, N n, E v) { return ReadTokenIds(s, n, v, kMaxStopTokenIds, s.request.sampling.stop_token_ids); }},
     {"stream", kBoth, [](S& s, N n, E v) { return ReadBool(s, n, v, s.request.stream); }},
+    // How many tokens an engine may gather before it speaks: checked, because 0 kills a TokenSpeed rank, and otherwise the engine's choice.
+    {"stream_interval", kBoth, [](S& s, N n, E v) {
+         std::int64_t ignored = 1;
+         return ReadInt(s, n, v, 1, kInt32Max, ignored);
+     }},
     {"stream_options", kBoth, [](S& s, N, E v) { return ReadStreamOptions(s, v); }},
     {"structural_tag", kBoth, [](S& s, N n, E v) { return SetText(s, n, Kind::kStructuralTag, v); }},
     {"structured_outputs", kBoth, [](S& s, N, E v) { return ReadStructuredOutputs(s, v); }},

@@ -374,7 +374,19 @@ void FakeRank::Die(bool last_words) {
 }
 
 void FakeRank::Freeze(bool frozen) {
-    Post([this, frozen] { frozen_ = frozen; });
+    std::uint64_t mine = 0;
+    {
+        const std::lock_guard lock{mutex_};
+        mine = ++freezes_asked_;
+    }
+    Post([this, frozen, mine] {
+        frozen_ = frozen;
+        const std::lock_guard lock{mutex_};
+        freezes_done_ = mine;
+        changed_.notify_all();
+    });
+    std::unique_lock lock{mutex_};
+    changed_.wait_for(lock, std::chrono::seconds(5), [&] { return freezes_done_ >= mine; });
 }
 
 FakeRankProcess::FakeRankProcess(const std::string& program, const FakeRankOptions& options) {
@@ -385,7 +397,8 @@ FakeRankProcess::FakeRankProcess(const std::string& program, const FakeRankOptio
     };
     const std::string load = text(options.load_time);
     const std::string step = text(options.step_time);
-    std::vector<std::string> words{program, options.handshake_address, index, dialect, load, step};
+    std::vector<std::string> words{program, options.handshake_address, index, dialect, load, step,
+                                   std::to_string(options.max_model_len)};
     std::vector<char*> argv;
     for (std::string& word : words) {
         argv.push_back(word.data());

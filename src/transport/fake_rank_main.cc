@@ -12,8 +12,8 @@
 
 int main(int argc, char** argv) {
     using namespace rankgate::transport;
-    if (argc != 6) {
-        std::fprintf(stderr, "usage: rg_fake_rank ADDRESS INDEX vllm|tokenspeed LOAD_US STEP_US\n");
+    if (argc != 7) {
+        std::fprintf(stderr, "usage: rg_fake_rank ADDRESS INDEX vllm|tokenspeed LOAD_US STEP_US MAX_MODEL_LEN\n");
         return 2;
     }
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
     }
     options.load_time = std::chrono::microseconds(std::atoll(argv[4]));
     options.step_time = std::chrono::microseconds(std::atoll(argv[5]));
+    options.max_model_len = std::atoll(argv[6]);
     options.instance_id = "pid-" + std::to_string(::getpid());
     options.record = false;
     // Blocked before the rank's threads start, so that only sigwait below sees them.
