@@ -381,12 +381,17 @@ Status CheckShape(const jinja::lexer_result& lexed) {
     return {};
 }
 
-// Walks every statement and expression of a program.
-void Walk(const jinja::statements& body, const std::function<void(const jinja::statement&)>& see) {
+// Walks every statement and expression of a program; `conditional` = inside some branch.
+void Walk(const jinja::statements& body,
+          const std::function<void(const jinja::statement&, bool conditional)>& see) {
+    int branches = 0;
     jinja::context context;
     context.visitor = [&](bool, const jinja::statement* node,
                           const std::vector<jinja::visitor_pair>& children) {
-        see(*node);
+        see(*node, branches > 0);
+        const bool branch = dynamic_cast<const jinja::if_statement*>(node) != nullptr ||
+                            dynamic_cast<const jinja::ternary_expression*>(node) != nullptr;
+        branches += branch ? 1 : 0;
         for (const auto& [label, nodes] : children) {
             for (const jinja::statement* child : nodes) {
                 if (child != nullptr) {
@@ -394,6 +399,7 @@ void Walk(const jinja::statements& body, const std::function<void(const jinja::s
                 }
             }
         }
+        branches -= branch ? 1 : 0;
     };
     for (const auto& statement : body) {
         statement->visit(context);
@@ -428,12 +434,13 @@ std::set<std::string> KnownFilters() {
     return names;
 }
 
-// Python's Jinja refuses unknown filters and tests when it compiles; so do we.
+// Python's Jinja refuses unknown filters and tests when it compiles, except inside of branches, where it
+// waits until one is taken.
 Status CheckNames(const jinja::program& program, const std::string& source) {
     static const std::set<std::string> filters = KnownFilters();
     std::string problem;
-    Walk(program.body, [&](const jinja::statement& node) {
-        if (!problem.empty()) {
+    Walk(program.body, [&](const jinja::statement& node, bool conditional) {
+        if (!problem.empty() || conditional) {
             return;
         }
         std::string name;
@@ -468,7 +475,7 @@ Status CheckNames(const jinja::program& program, const std::string& source) {
 // through parts.
 bool WalksContent(const jinja::program& program) {
     bool walks = false;
-    Walk(program.body, [&](const jinja::statement& node) {
+    Walk(program.body, [&](const jinja::statement& node, bool) {
         const auto* loop = As<jinja::for_statement>(&node);
         if (loop == nullptr) {
             return;

@@ -98,6 +98,9 @@ TEST(ChatTemplate, AConstructThatCannotBeParsedFailsAtLoadWithItsLine) {
     EXPECT_NE(LoadFailure("a\nb\n{% frobnicate %}").find("line 3"), std::string::npos);
     EXPECT_NE(LoadFailure("a\n{{ 'x' | nosuchfilter }}").find("nosuchfilter\" (line 2)"), std::string::npos);
     EXPECT_NE(LoadFailure("a\n{{ 1 is nosuchtest }}").find("nosuchtest\" (line 2)"), std::string::npos);
+    EXPECT_EQ(LoadFailure("{% if false %}{{ 'x' | nosuchfilter }}{% endif %}"), "loaded");
+    EXPECT_NE(Failure("{% if true %}{{ 'x' | nosuchfilter }}{% endif %}").find("nosuchfilter"),
+              std::string::npos);
     EXPECT_NE(LoadFailure("{% for x in y %}").find("cannot be parsed"), std::string::npos);
     EXPECT_NE(LoadFailure("{{ 'open").find("cannot be parsed"), std::string::npos);
     EXPECT_NE(LoadFailure("{{ a[").find("cannot be parsed"), std::string::npos);
@@ -155,6 +158,11 @@ TEST(ChatTemplate, RecursionEnds) {
 }
 
 TEST(ChatTemplate, ListsThatHoldThemselvesAreHarmless) {
+    EXPECT_NE(
+        Failure(
+            "{% set a = [] %}{% set b = [] %}{% set _ = a.append(a) %}{% set _ = b.append(b) %}{{ a == b }}")
+            .find("too deeply"),
+        std::string::npos);
     EXPECT_NE(
         Failure("{% set l = [] %}{% set _ = l.append(l) %}{{ l | tojson }}").find("recurses too deeply"),
         std::string::npos);

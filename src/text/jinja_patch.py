@@ -597,9 +597,10 @@ static value_string rg_derived(const std::string & text, bool is_input) {
      "    static constexpr unsigned kRg = 1024;\n    virtual unsigned rg_kind() const override { return kRg; }\n    virtual std::string type() const override { return \"Function\"; }\n"),
     ("jinja/value.h", 1, "    std::string hint; // for debugging",
      "    static constexpr unsigned kRg = 256;\n    virtual unsigned rg_kind() const override { return kRg; }\n    std::string hint; // for debugging"),
-    # dictsort reorders an object from outside.
+    # dictsort gives pairs.
     ("jinja/value.cpp", 1, "                    return value_compare(a.first, b.first, reverse ? value_compare_op::gt : value_compare_op::lt);\n                }\n            });\n            return result;\n",
-     "                    return value_compare(a.first, b.first, reverse ? value_compare_op::gt : value_compare_op::lt);\n                }\n            });\n            result->reindex();\n            return result;\n"),
+     "                    return value_compare(a.first, b.first, reverse ? value_compare_op::gt : value_compare_op::lt);\n                }\n            });\n            auto rg_pairs = mk_val<value_array>();\n"
+     "            for (const auto & pair : result->val_obj) rg_pairs->push_back(value(mk_val<value_tuple>(pair)));\n            return rg_pairs;\n"),
     # Equal strings, hashes and numbers without copies or inner values.
     ("jinja/value.h", 1, "        return typeid(*this) == typeid(other) && val_str.str() == other.val_str.str();\n",
      "        if (other.rg_kind() != kRg) return false;\n"
@@ -614,6 +615,10 @@ static value_string rg_derived(const std::string & text, bool is_input) {
     ("jinja/value.h", 1, "        val_int = std::isfinite(v) ? static_cast<int64_t>(v) : 0;\n        val = mk_val<value_int>(val_int);\n", "        val_int = std::isfinite(v) && std::fabs(v) < 9.2e18 ? static_cast<int64_t>(v) : 0;\n"),
     ("jinja/value.h", 1, "        std::set<std::string> ops;\n", "        struct { void insert(const char *) {} void insert(const std::string &) {} } ops; // not collected here\n"),
     ("jinja/string.h", 1, "        parts.push_back({user_input, v});\n", "        parts.emplace_back(string_part{user_input, v});\n"),
+    # Lists of anything can be equal, not only lists of hashable values.
+    ("jinja/value.h", 1, "        return typeid(*this) == typeid(other) && is_hashable() && other.is_hashable() && std::equal(val_arr.begin(), val_arr.end(), other.val_arr.begin(), other.val_arr.end(), value_equivalence());\n",
+     f"        {L}Depth rg_depth; {L}Step();\n"
+     "        return typeid(*this) == typeid(other) && std::equal(val_arr.begin(), val_arr.end(), other.val_arr.begin(), other.val_arr.end(), value_equivalence());\n"),
     # Literals and names are made once.
     ("jinja/runtime.h", 1, "    std::string val;\n    explicit string_literal(const std::string & val) : val(val) {}\n", "    std::string val;\n    value rg_value;\n    explicit string_literal(const std::string & val) : val(val), rg_value(mk_val<value_string>(val)) {}\n"),
     ("jinja/runtime.h", 1, "        return mk_val<value_string>(val);\n", "        return rg_value;\n"),
@@ -781,15 +786,6 @@ struct value_object_t : public value_t {
             index.emplace(key, place);
         }
     }
-    // after the order of val_obj was changed from outside
-    void reindex() {
-        if (!index.empty()) {
-            index.clear();
-            for (size_t i = 0; i < val_obj.size(); ++i) {
-                index.emplace(val_obj[i].first, i);
-            }
-        }
-    }
     virtual value & at(const value & key, value & default_val) override {
         const size_t place = find(key);
         return place < val_obj.size() ? val_obj[place].second : default_val;
@@ -834,7 +830,13 @@ struct value_object_t : public value_t {
     }
 protected:
     virtual bool equivalent(const value_t & other) const override {
-        return typeid(*this) == typeid(other) && is_hashable() && other.is_hashable() && std::equal(val_obj.begin(), val_obj.end(), other.val_obj.begin(), other.val_obj.end(), value_equivalence());
+        RG::Depth rg_depth; RG::Step();
+        if (other.rg_kind() != kRg || val_obj.size() != other.val_obj.size()) return false;
+        const auto & rg_other = static_cast<const value_object_t &>(other);
+        return std::all_of(val_obj.begin(), val_obj.end(), [&](const auto & pair) {
+            const size_t place = rg_other.find(pair.first);
+            return place < val_obj.size() && *pair.second == *rg_other.val_obj[place].second;
+        });
     }
 };
 """.replace("RG::", L)),

@@ -115,6 +115,6 @@ def render(source, tokens=None, messages=(), tools=None, documents=None, kwargs=
     except jinja2.exceptions.SecurityError as e:
         return "error", str(e)
     except jinja2.exceptions.TemplateError as e:
-        return "raise", str(e)
+        return ("raise" if type(e) is jinja2.exceptions.TemplateError else "error"), str(e)
     except Exception as e:  # noqa: BLE001 whatever a template does wrong
         return "error", f"{type(e).__name__}: {e}"

@@ -146,6 +146,10 @@ SNIPPETS = [
     "{{ raise_exception('No: ' + s) }}", "{{ s | e }}{{ '<b>' | escape }}{{ s | safe }}", "{{ -1 | abs }}{{ 2.567 | round(1) }}{{ 2.5 | round }}", "{{ 'a b c' | wordcount }}{{ 'abcdef' | truncate(5) }}", "{{ s is startswith('x') }}",
     "{{ true and none }}{{ 1 and 'x' }}{{ 0 or [] }}{{ True }}{{ None }}{{ False }}", "{%- for m in [1,2] -%}\n{{ m }}\n{%- endfor -%}\n z", "{{ 'a' in ['a'] and 'b' not in ['a'] }}{{ not 'a' in ['a'] }}", "{{ 1.0 }}{{ 100.0 }}{{ 1e3 }}{{ 0.5 + 0.25 }}{{ 10 / 5 }}",
     "{% if l[9] is defined %}x{% else %}y{% endif %}{{ l[9] }}", "{{ d | length > 2 }}{{ (d | length) > 2 }}{{ n | string | length }}", "{{ lines.splitlines() }}", "{{ s.find('W') }}{{ s.count('l') }}{{ 'a'.isdigit() }}{{ ','.join(['a', 'b']) }}", "{{ s.index('W') }}",
+    "{{ [1, [2, {'a': [3]}]] == [1, [2, {'a': [3]}]] }}{{ {'a': 1, 'b': 2} == {'b': 2, 'a': 1} }}{{ ld[0] == ld[1] }}{{ ld[0] in ld }}{{ messages[0] == messages[-1] }}",
+    "{% if n > 5 %}{{ 'x' | notthere }}{% endif %}{{ 'y' if n > 5 else 'z' }}", "{% if n < 5 %}{{ 'x' | notthere }}{% endif %}", "{{ (d | dictsort)[0][0] }}{{ (d | dictsort(reverse=true))[0] }}",
+    "{{ d | dictsort(by='value') | length if false else 'n' }}", "{{ ld | sort(attribute='a', reverse=true) | map(attribute='a') | list }}{{ ld | sum(attribute='a') }}",
+    "{% set big = {'k0': 0, 'k1': 1, 'k2': 2, 'k3': 3, 'k4': 4, 'k5': 5, 'k6': 6, 'k7': 7, 'k8': 8, 'k9': 9, 'l0': 0, 'l1': 1, 'l2': 2, 'l3': 3, 'l4': 4, 'l5': 5, 'l6': 6, 'l7': 7, 'l8': 8, 'l9': 9, 'm0': 0, 'm1': 1, 'm2': 2, 'm3': 3, 'm4': 4, 'm5': 5} %}{{ big.m5 }}{{ big['k0'] }}{{ big | length }}{{ 'm6' in big }}{{ big | dictsort | first }}{{ big | dictsort(reverse=true) | first }}",
 ]
 
 
