@@ -4,7 +4,6 @@
 #include <llama.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -13,16 +12,14 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/grammar.h"
 #include "engine/sampler.h"
 
 namespace rankgate::engine {
 
 namespace {
 
-/// A grammar comes from a client: bounded, because its states are held per sequence.
-constexpr std::size_t kMaxGrammarBytes = 64U << 10;
-
-/// Any JSON object, in llama.cpp's grammar notation. White space is bounded, or a small model pads for ever.
+/// Any JSON object. White space is bounded, or a small model pads for ever.
 constexpr const char* kJsonObjectGrammar = R"(root ::= object
 value ::= object | array | string | number | "true" | "false" | "null"
 object ::= "{" ws ( pair ( "," ws pair )* )? "}" ws
@@ -39,11 +36,6 @@ struct ModelFree {
 struct ContextFree {
     void operator()(llama_context* context) const noexcept { llama_free(context); }
 };
-struct SamplerFree {
-    void operator()(llama_sampler* sampler) const noexcept { llama_sampler_free(sampler); }
-};
-using GrammarPtr = std::unique_ptr<llama_sampler, SamplerFree>;
-
 void ForwardLog(ggml_log_level level, const char* text, void* /*user*/) {
     if (level == GGML_LOG_LEVEL_ERROR) {
         std::string_view line{text};
@@ -60,7 +52,7 @@ struct Slot {
     std::optional<std::string> salt;
     std::uint64_t used{0};
     bool stale{false};  // the prefix cache was reset since
-    GrammarPtr grammar;
+    std::unique_ptr<GrammarState> grammar;
 };
 
 class LlamaRunner final : public ModelRunner {
@@ -76,11 +68,14 @@ class LlamaRunner final : public ModelRunner {
 
   private:
     LlamaRunner() = default;
-    Result<GrammarPtr> MakeGrammar(const wire::StructuredOutputs& structured) const;
+    static Result<std::shared_ptr<const Grammar>> ParseGrammar(const wire::StructuredOutputs& structured);
+    /// Made on the first grammar: sorting a vocabulary takes some 20 ms.
+    const TokenTable& Tokens();
     Status Prepare(const PlanItem& item);
     void AppendBatch(const PlanItem& item, std::int32_t& outputs);
     ItemResult Collect(const PlanItem& item, std::int32_t& output);
-    TokenId SampleWithGrammar(const Sequence& sequence, Slot& slot, std::span<const float> logits);
+    ItemResult SampleWithGrammar(const Sequence& sequence, GrammarState& grammar,
+                                 std::span<const float> logits);
     bool WantsPromptLogprobs(const Sequence& sequence) const noexcept {
         return sequence.request.sampling.prompt_logprobs.has_value() && !sequence.prompt_logprobs_done;
     }
@@ -97,7 +92,7 @@ class LlamaRunner final : public ModelRunner {
     std::vector<std::int32_t> outputs_;  // batch positions with logits, in order
     SamplerScratch scratch_;
     std::vector<std::uint8_t> allowed_;
-    std::vector<llama_token_data> candidates_;
+    std::unique_ptr<TokenTable> tokens_;
 };
 
 Result<std::unique_ptr<ModelRunner>> LlamaRunner::Make(const LlamaConfig& config) {
@@ -187,26 +182,33 @@ Result<std::unique_ptr<ModelRunner>> LlamaRunner::Make(const LlamaConfig& config
     return std::unique_ptr<ModelRunner>{std::move(runner)};
 }
 
-Result<GrammarPtr> LlamaRunner::MakeGrammar(const wire::StructuredOutputs& structured) const {
+Result<std::shared_ptr<const Grammar>> LlamaRunner::ParseGrammar(const wire::StructuredOutputs& structured) {
     using Kind = wire::StructuredOutputs::Kind;
-    std::string text;
-    if (structured.kind == Kind::kGrammar) {
-        text = structured.value;
-    } else if (structured.kind == Kind::kJsonObject) {
-        text = kJsonObjectGrammar;
-    } else {
-        return Error{ErrorCode::kNotImplemented, "runner llama follows grammars and json_object only",
-                     "structured_outputs", false};
+    switch (structured.kind) {
+        case Kind::kGrammar:
+            return Grammar::Parse(structured.value);
+        case Kind::kJsonObject:
+            return Grammar::Parse(kJsonObjectGrammar);
+        default:
+            return Error{ErrorCode::kNotImplemented, "runner llama follows grammars and json_object only",
+                         "structured_outputs", false};
     }
-    if (text.size() > kMaxGrammarBytes || text.find('\0') != std::string::npos) {
-        return Error::Invalid("structured_outputs",
-                              "the grammar is longer than " + std::to_string(kMaxGrammarBytes) + " bytes");
+}
+
+const TokenTable& LlamaRunner::Tokens() {
+    if (tokens_ == nullptr) {
+        std::vector<std::string> pieces(static_cast<std::size_t>(facts_.vocab_size));
+        char buffer[512];
+        for (TokenId token = 0; token < facts_.vocab_size; ++token) {
+            // Control tokens have no text here, and a grammar never allows them.
+            const std::int32_t size = llama_token_to_piece(vocab_, token, buffer, sizeof buffer, 0, false);
+            if (size > 0 && !llama_vocab_is_control(vocab_, token) && !llama_vocab_is_eog(vocab_, token)) {
+                pieces[static_cast<std::size_t>(token)].assign(buffer, static_cast<std::size_t>(size));
+            }
+        }
+        tokens_ = std::make_unique<TokenTable>(std::move(pieces));
     }
-    GrammarPtr grammar{llama_sampler_init_grammar(vocab_, text.c_str(), "root")};
-    if (grammar == nullptr) {
-        return Error::Invalid("structured_outputs", "llama.cpp cannot parse the grammar");
-    }
-    return grammar;
+    return *tokens_;
 }
 
 Status LlamaRunner::Check(const wire::GenerateRequest& request) noexcept {
@@ -214,8 +216,7 @@ Status LlamaRunner::Check(const wire::GenerateRequest& request) noexcept {
         return Error::Invalid("lora_request", "runner llama has no LoRA support");
     }
     if (request.sampling.structured_outputs.has_value()) {
-        Result<GrammarPtr> grammar = MakeGrammar(*request.sampling.structured_outputs);
-        if (!grammar.ok()) {
+        if (auto grammar = ParseGrammar(*request.sampling.structured_outputs); !grammar.ok()) {
             return grammar.error();
         }
     }
@@ -271,13 +272,15 @@ Status LlamaRunner::Prepare(const PlanItem& item) {
     slot.stale = false;
     slot.grammar.reset();
     if (sequence.request.sampling.structured_outputs.has_value()) {
-        Result<GrammarPtr> grammar = MakeGrammar(*sequence.request.sampling.structured_outputs);
+        auto grammar = ParseGrammar(*sequence.request.sampling.structured_outputs);
         if (!grammar.ok()) {
             return grammar.error();  // it was fine at the door
         }
-        slot.grammar = std::move(*grammar);
+        slot.grammar = std::make_unique<GrammarState>(std::move(*grammar));
         for (const TokenId token : sequence.output) {
-            llama_sampler_accept(slot.grammar.get(), token);
+            // After a preemption. These tokens were allowed before; should that ever fail, the next mask is
+            // an error.
+            (void)slot.grammar->Accept(Tokens().piece(token)).ok();
         }
     }
     return Status::Ok();
@@ -304,22 +307,31 @@ void LlamaRunner::AppendBatch(const PlanItem& item, std::int32_t& outputs) {
     }
 }
 
-TokenId LlamaRunner::SampleWithGrammar(const Sequence& sequence, Slot& slot, std::span<const float> logits) {
+ItemResult LlamaRunner::SampleWithGrammar(const Sequence& sequence, GrammarState& grammar,
+                                          std::span<const float> logits) {
+    ItemResult result;
     // The whole mask at once keeps the distribution exact (drawing first and asking the grammar then would
     // not).
-    candidates_.resize(logits.size());
-    for (std::size_t i = 0; i < logits.size(); ++i) {
-        candidates_[i] = llama_token_data{static_cast<llama_token>(i), logits[i], 0.0F};
+    if (!grammar.Mask(Tokens(), allowed_).ok()) {
+        result.kind = ItemResult::Kind::kFailed;
+        return result;
     }
-    llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};
-    llama_sampler_apply(slot.grammar.get(), &array);
-    allowed_.assign(logits.size(), 0);
-    for (std::size_t i = 0; i < array.size; ++i) {
-        const llama_token_data& candidate = array.data[i];
-        allowed_[static_cast<std::size_t>(candidate.id)] =
-            candidate.logit > -std::numeric_limits<float>::infinity() ? 1 : 0;
+    const bool complete = grammar.complete();
+    for (const TokenId token : facts_.eos_token_ids) {
+        allowed_[static_cast<std::size_t>(token)] = complete ? 1 : 0;
     }
-    return SampleToken(sequence, logits, allowed_, scratch_);
+    result.kind = ItemResult::Kind::kToken;
+    result.token = SampleToken(sequence, logits, allowed_, scratch_);
+    if (allowed_[static_cast<std::size_t>(result.token)] == 0) {
+        // Masks and grammar leave nothing over (a bad word that the grammar demands, say).
+        result.kind = ItemResult::Kind::kFailed;
+    } else if (llama_vocab_is_eog(vocab_, result.token)) {
+        result.finish =
+            wire::FinishReason::kStop;  // the grammar is complete, whatever the request calls its EOS
+    } else if (!grammar.Accept(Tokens().piece(result.token)).ok()) {
+        result.kind = ItemResult::Kind::kFailed;
+    }
+    return result;
 }
 
 ItemResult LlamaRunner::Collect(const PlanItem& item, std::int32_t& output) {
@@ -348,21 +360,13 @@ ItemResult LlamaRunner::Collect(const PlanItem& item, std::int32_t& output) {
     }
     const std::span<const float> logits{
         llama_get_logits_ith(context_.get(), outputs_[static_cast<std::size_t>(output++)]), vocabulary};
-    result.kind = ItemResult::Kind::kToken;
     if (slot.grammar != nullptr) {
-        result.token = SampleWithGrammar(sequence, slot, logits);
-        if (allowed_[static_cast<std::size_t>(result.token)] == 0) {
-            // Masks and grammar leave nothing over (a bad word that the grammar demands, say).
-            result.kind = ItemResult::Kind::kFailed;
+        result = SampleWithGrammar(sequence, *slot.grammar, logits);
+        if (result.kind == ItemResult::Kind::kFailed) {
             return result;
         }
-        if (llama_vocab_is_eog(vocab_, result.token)) {
-            result.finish =
-                wire::FinishReason::kStop;  // the grammar is complete, whatever the request calls its EOS
-        } else {
-            llama_sampler_accept(slot.grammar.get(), result.token);
-        }
     } else {
+        result.kind = ItemResult::Kind::kToken;
         result.token = SampleToken(sequence, logits, {}, scratch_);
     }
     if (sequence.want_logprobs) {

@@ -310,7 +310,7 @@ TEST(LlamaRunner, AGrammarIsFollowedAndABadOneRefusedAlone) {
     ASSERT_TRUE(engine.Add("choice", Prompt(3), grammar("root ::= \"yes\" | \"no\"")).ok());
     EXPECT_FALSE(engine.Add("bad", Prompt(3), grammar("root ::= \"yes")).ok());
     EXPECT_FALSE(engine.Add("no root", Prompt(3), grammar("start ::= \"yes\"")).ok());
-    EXPECT_FALSE(engine.Add("left recursion", Prompt(3), grammar("root ::= root \"a\"")).ok());
+    ASSERT_TRUE(engine.Add("no sentence", Prompt(4), grammar("root ::= root \"a\"")).ok());
     EXPECT_FALSE(engine
                      .Add("schema", Prompt(3),
                           [](Sequence& sequence) {
@@ -321,6 +321,19 @@ TEST(LlamaRunner, AGrammarIsFollowedAndABadOneRefusedAlone) {
     EXPECT_EQ(engine.finish["choice"], wire::FinishReason::kStop)
         << "the end of the grammar is the end of the answer";
     EXPECT_LE(engine.outputs["choice"].size(), 4u);
+    EXPECT_EQ(engine.finish["no sentence"], wire::FinishReason::kError);
+    // Nothing of a JSON object fits but its beginning, so the first token is known however odd the prompt.
+    ASSERT_TRUE(engine
+                    .Add("object", Prompt(3),
+                         [](Sequence& sequence) {
+                             wire::StructuredOutputs structured;
+                             structured.kind = wire::StructuredOutputs::Kind::kJsonObject;
+                             sequence.request.sampling.structured_outputs = structured;
+                         })
+                    .ok());
+    engine.Run();
+    EXPECT_EQ(engine.outputs["object"].size(), static_cast<std::size_t>(kNewTokens));
+    EXPECT_EQ(engine.finish["object"], wire::FinishReason::kLength);
 }
 
 TEST(LlamaRunner, RefusesAMissingFileAndTooMuchContext) {

@@ -292,6 +292,7 @@ int Run(Options& o) {
     if (Status valid = scheduler.Normalise(); !valid.ok()) {
         return Refuse("--" + valid.error().message);
     }
+    const std::int64_t given_blocks = o.num_gpu_blocks;
     o.num_gpu_blocks = scheduler.num_gpu_blocks;
     const SteadyClock clock;
     Result<std::unique_ptr<ModelRunner>> made = MakeRunner(o, clock);
@@ -306,7 +307,7 @@ int Run(Options& o) {
     if (llama) {
         // Only now the model's own context is known.
         scheduler.max_model_len = runner->facts().max_model_len;
-        scheduler.num_gpu_blocks = 0;
+        scheduler.num_gpu_blocks = given_blocks;
         if (Status valid = scheduler.Normalise(); !valid.ok()) {
             return Refuse("--" + valid.error().message);
         }
