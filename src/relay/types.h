@@ -154,7 +154,7 @@ struct Config {
 
     bool checksum{true};
     int spin_us{-1};  // busy wait before sleeping; -1 = 20, or 0 when there are fewer CPUs than ranks
-    std::size_t ring_slots{1024};  // power of two; 4 KiB each
+    std::size_t ring_slots{256};  // power of two; 4 KiB each
 
     /// Empty, or "field: what is wrong and what is allowed".
     std::string Validate() const;
