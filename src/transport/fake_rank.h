@@ -30,7 +30,7 @@ struct FakeRankOptions {
     std::uint16_t engine_index{0};
     std::int64_t data_parallel_size{
         1};  // > 1 claims lockstep (no waves are played, see group's lockstep double)
-    std::int64_t max_model_len{4096};
+    std::int64_t max_model_len{32768};
     std::string version{"0.32.0"};
     std::string instance_id{"fake"};
     std::string parallel_config_hash;
@@ -83,7 +83,8 @@ class FakeRank {
     void Deaf();                // closes its input
     void Mute();                // closes its output
     void Die(bool last_words);  // ENGINE_CORE_DEAD or nothing, then both sockets
-    void Freeze(bool frozen);   // reads, answers and sends nothing (wedged), sockets stay open
+    void Freeze(
+        bool frozen);  // reads, answers and sends nothing (wedged), sockets stay open; in force on return
 
   private:
     void Run();
@@ -111,6 +112,8 @@ class FakeRank {
     bool serving_{false};
     bool stop_{false};
     std::size_t running_count_{0};
+    std::uint64_t freezes_asked_{0};
+    std::uint64_t freezes_done_{0};
 
     // The thread's own.
     std::unique_ptr<EngineLink> link_;
