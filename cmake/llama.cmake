@@ -42,7 +42,12 @@ function(rg_add_llama tree)
     set(CMAKE_EXPORT_COMPILE_COMMANDS OFF)
     set(CMAKE_INTERPROCEDURAL_OPTIMIZATION OFF)
     set(CMAKE_MESSAGE_LOG_LEVEL WARNING)
+    # It asks git for its commit, and complains on the screen because a fetched tree has none.
+    set(GIT_EXE /bin/false CACHE INTERNAL "")
+    set(GIT_EXECUTABLE /bin/false CACHE INTERNAL "")
     add_subdirectory(${tree} ${CMAKE_BINARY_DIR}/llama EXCLUDE_FROM_ALL SYSTEM)
+    unset(GIT_EXE CACHE)
+    unset(GIT_EXECUTABLE CACHE)
 endfunction()
 
 # The template engine: six files of common/, copied into the build tree with the limits of jinja_support.h patched in (a template comes
