@@ -133,6 +133,9 @@ void Board::WakeAll() noexcept {
 
 std::optional<Failure> Board::StoreDigest(int rank, std::uint64_t step, std::uint64_t value) noexcept {
     DigestCell& mine = cell(rank, step);
+    if (mine.step.load(std::memory_order_relaxed) > step) {
+        return std::nullopt;
+    }
     mine.step.store(0, std::memory_order_seq_cst);
     mine.value.store(value, std::memory_order_seq_cst);
     mine.step.store(step, std::memory_order_seq_cst);

@@ -77,7 +77,8 @@ class Board {
     void Beat(int rank) noexcept { line(rank).loop_beat.fetch_add(1, std::memory_order_relaxed); }
 
     /// Stores a rank's digest of a step. If that was the last one missing and they differ: the failure.
-    /// The odd one out is blamed: who differs from the majority, on a tie from rank 0.
+    /// The odd one out is blamed: who differs from the majority, on a tie from rank 0. A step older than what
+    /// its place holds is ignored. Calls for one rank are serialised by the caller.
     std::optional<Failure> StoreDigest(int rank, std::uint64_t step, std::uint64_t value) noexcept;
 
     /// The slowest follower by slots and steps; among equals one whose process does not run at all is blamed

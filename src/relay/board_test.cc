@@ -86,5 +86,13 @@ TEST(BoardTest, EqualDigestsOfManyStepsPass) {
     }
 }
 
+TEST(BoardTest, ALateDigestOfAnOldStepSpoilsNothing) {
+    auto board = Board::Create(MakeConfig(2), false);
+    const std::uint64_t lap = Board::DigestDepth(MakeConfig(2));
+    EXPECT_FALSE(board->StoreDigest(0, 1 + lap, 1));
+    EXPECT_FALSE(board->StoreDigest(0, 1, 7));
+    EXPECT_TRUE(board->StoreDigest(1, 1 + lap, 2));
+}
+
 }  // namespace
 }  // namespace rankgate::relay

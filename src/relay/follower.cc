@@ -62,6 +62,12 @@ class FollowerSession final : public Session {
         const std::lock_guard lock{state_mutex_};
         plane_.reset();
     }
+    void SendDigest(std::uint64_t step, std::uint64_t value) noexcept override {
+        // Twice: over the data connection, where the order keeps rank 0 from running ahead of it, and over
+        // the control connection, which rank 0 reads at once even when it publishes nothing.
+        plane_->SendDigest(step, value);
+        Send(*peers_.front(), Encode(MessageType::kDigest, DigestBody{step, value}));
+    }
     Status AnnounceFinish() override {
         Send(*peers_.front(), EncodeBare(MessageType::kBye));
         return std::monostate{};

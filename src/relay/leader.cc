@@ -82,6 +82,7 @@ class LeaderSession final : public Session {
         const std::lock_guard lock{state_mutex_};
         plane_.reset();
     }
+    void SendDigest(std::uint64_t /*step*/, std::uint64_t /*value*/) noexcept override {}
     Status AnnounceFinish() override {
         final_step_ = current_step();
         Broadcast(Encode(MessageType::kFin, FinBody{current_step()}));
@@ -106,8 +107,12 @@ Status LeaderSession::Open() {
     }
     listener_ = std::move(*listener);
     GuardFromFork(listener_.fd());
-    plane_ = config_.backend == Backend::kRing ? MakeRingLeader(config_, board())
-                                               : MakeStreamLeader(config_, board());
+    plane_ =
+        config_.backend == Backend::kRing
+            ? MakeRingLeader(config_, board())
+            : MakeStreamLeader(config_, board(), [this](int rank, std::uint64_t step, std::uint64_t value) {
+                  TakeDigest(rank, step, value);
+              });
     bell_ = MakeEventFd();
     if (!plane_ || !bell_.valid()) {
         Failure failure = ClosedFailure("no memory or descriptors for the data plane");

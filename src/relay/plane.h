@@ -4,7 +4,9 @@
 // caller's business (Waiting).
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "relay/board.h"
 #include "relay/slot.h"
@@ -58,6 +60,8 @@ class FollowerPlane {
     /// Reads on until a step (or GO) is complete. waiting = nullptr: returns kNothing instead of sleeping.
     virtual Stop Receive(Waiting* waiting, Got* got, Failure* failure) = 0;
     virtual Assembler& assembler() noexcept = 0;
+    /// Passes on this rank's digest in order with the acks; nothing to do where the board is shared.
+    virtual void SendDigest(std::uint64_t step, std::uint64_t value) noexcept = 0;
     virtual void Wake() noexcept = 0;
 };
 
@@ -65,7 +69,10 @@ std::unique_ptr<LeaderPlane> MakeRingLeader(const Config& config, Board& board);
 /// `slots` is the memfd from WELCOME. nullptr and *failure if it is not what it should be.
 std::unique_ptr<FollowerPlane> MakeRingFollower(const Config& config, Board& board, UniqueFd slots,
                                                 std::uint64_t ring_slots, Failure* failure);
-std::unique_ptr<LeaderPlane> MakeStreamLeader(const Config& config, Board& board);
+/// A follower's digest, read from its data connection inside Send. Because acks and digests come in order,
+/// rank 0 can never be so far ahead that a digest's place on the board has been taken by a later step.
+using DigestSink = std::function<void(int rank, std::uint64_t step, std::uint64_t value)>;
+std::unique_ptr<LeaderPlane> MakeStreamLeader(const Config& config, Board& board, DigestSink on_digest);
 std::unique_ptr<FollowerPlane> MakeStreamFollower(const Config& config, Board& board, UniqueFd data);
 
 /// Busy-wait time before a sleep: none where ranks must share CPUs.

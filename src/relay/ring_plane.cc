@@ -245,6 +245,7 @@ class RingFollower final : public FollowerPlane {
           assembler_{config, kRingPayload} {}
 
     Assembler& assembler() noexcept override { return assembler_; }
+    void SendDigest(std::uint64_t /*step*/, std::uint64_t /*value*/) noexcept override {}
     void Wake() noexcept override { board_.WakeAll(); }
 
     Stop Receive(Waiting* waiting, Got* got, Failure* failure) override {

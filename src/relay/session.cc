@@ -128,8 +128,8 @@ void Session::Fail(const Failure& failure, bool here) noexcept {
     Board& b = board();
     const auto message = Encode(MessageType::kFail, failure);
     if (!b.failed() && !leader_ && !shared_board()) {
-        // Rank 0 decides which cause was the first; its FAIL comes back to everybody, us included. A rank 0 that cannot answer now
-        // (stopped) still finds our FAIL in front of our closed socket.
+        // Rank 0 decides which cause was the first; its FAIL comes back to everybody, us included. A rank 0
+        // that cannot answer now (stopped) still finds our FAIL in front of our closed socket.
         if (Peer* peer = FindPeer(0); peer != nullptr && Send(*peer, message) && !here) {
             Budget budget{kVerdict};
             std::unique_lock state{state_mutex_};
@@ -411,29 +411,34 @@ std::vector<double> Session::BeatAges() const {
 }
 
 Status Session::SetDigest(std::uint64_t value) {
-    if (forked()) {
-        return ClosedFailure("this object belongs to the parent process");
-    }
-    if (std::optional<Failure> cause = failure()) {
-        return *cause;
-    }
-    if (closed_ || !joined_) {
-        return ClosedFailure("this end is not joined");
+    const InterruptCheck none;
+    Call call{*this, none, Phase::kDigest};
+    if (std::optional<Failure> refused = call.Enter(true)) {
+        return *refused;
     }
     const std::uint64_t step = current_step();
     if (!config_.digest || config_.size == 1 || step == 0) {
         return std::monostate{};
     }
-    board().Beat(config_.rank);
     if (shared_board() || leader_) {
-        if (std::optional<Failure> diverged = board().StoreDigest(config_.rank, step, value)) {
-            Fail(*diverged);
-            return Cause();
-        }
-    } else if (Peer* peer = FindPeer(0)) {
-        Send(*peer, Encode(MessageType::kDigest, DigestBody{step, value}));
+        TakeDigest(config_.rank, step, value);
+        return Check();
     }
+    SendDigest(step, value);
     return std::monostate{};
+}
+
+void Session::TakeDigest(int rank, std::uint64_t step, std::uint64_t value) noexcept {
+    std::optional<Failure> diverged;
+    if (shared_board()) {
+        diverged = board().StoreDigest(rank, step, value);
+    } else {
+        const std::lock_guard lock{digest_mutex_};
+        diverged = board().StoreDigest(rank, step, value);
+    }
+    if (diverged) {
+        Fail(*diverged);
+    }
 }
 
 Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) {

@@ -82,6 +82,10 @@ class Session : public std::enable_shared_from_this<Session> {
     virtual void WakePlane() noexcept = 0;
     virtual void ClosePlane() noexcept = 0;
     virtual Status AnnounceFinish() = 0;
+    /// A follower without a shared board sends its digest to rank 0.
+    virtual void SendDigest(std::uint64_t step, std::uint64_t value) noexcept = 0;
+    /// Puts a digest onto the board and ends the group if it shows a divergence.
+    void TakeDigest(int rank, std::uint64_t step, std::uint64_t value) noexcept;
 
     Config config_;
     const bool leader_;
@@ -101,6 +105,8 @@ class Session : public std::enable_shared_from_this<Session> {
     std::mutex call_mutex_;
     std::atomic<std::thread::id> caller_{};
     std::mutex fail_mutex_;
+    std::mutex
+        digest_mutex_;  // rank 0 without a shared board: its monitor and its publisher both take digests in
     mutable std::mutex state_mutex_;
     std::condition_variable state_changed_;
 

@@ -18,8 +18,9 @@ namespace rankgate::relay {
 namespace {
 
 struct Ack {
-    std::uint64_t seq{0};
+    std::uint64_t seq{0};  // 0: not an ack but a digest
     std::uint64_t step{0};
+    std::uint64_t digest{0};
 };
 
 /// How long a broken data connection waits for the control plane to say who died and why.
@@ -63,9 +64,10 @@ Failure Gone(Code code, int rank, Phase phase, int error) {
 
 class StreamLeader final : public LeaderPlane {
   public:
-    StreamLeader(const Config& config, Board& board)
+    StreamLeader(const Config& config, Board& board, DigestSink on_digest)
         : config_{config},
           board_{board},
+          on_digest_{std::move(on_digest)},
           wake_{MakeEventFd()},
           readers_(static_cast<std::size_t>(config.size)) {}
 
@@ -216,6 +218,10 @@ class StreamLeader final : public LeaderPlane {
                 reader.ack_filled = 0;
                 Ack ack;
                 std::memcpy(&ack, reader.ack.data(), sizeof ack);
+                if (ack.seq == 0) {
+                    on_digest_(rank, ack.step, ack.digest);
+                    continue;
+                }
                 RankLine& line = board_.line(rank);
                 line.consumed_step.store(ack.step, std::memory_order_seq_cst);
                 line.consumed_seq.store(ack.seq, std::memory_order_seq_cst);
@@ -358,6 +364,7 @@ class StreamLeader final : public LeaderPlane {
 
     const Config& config_;
     Board& board_;
+    DigestSink on_digest_;
     UniqueFd wake_;
     UniqueFd theirs_;
     std::uint64_t generation_{ForkGeneration()};
@@ -388,6 +395,10 @@ class StreamFollower final : public FollowerPlane {
     }
 
     Assembler& assembler() noexcept override { return assembler_; }
+    void SendDigest(std::uint64_t step, std::uint64_t value) noexcept override {
+        const Ack digest{0, step, value};
+        SendAll(fd_.get(), std::as_bytes(std::span{&digest, 1}));
+    }
     void Wake() noexcept override { SignalEventFd(wake_.get()); }
 
     Stop Receive(Waiting* waiting, Got* got, Failure* failure) override {
@@ -413,7 +424,7 @@ class StreamFollower final : public FollowerPlane {
                     return Stop::kNone;
                 }
                 if (fed == Assembler::Fed::kStep) {
-                    const Ack ack{header.seq, header.step};
+                    const Ack ack{header.seq, header.step, 0};
                     board_.line(config_.rank).consumed_step.store(header.step, std::memory_order_seq_cst);
                     // Cannot be full: the leader reads the acks before it sends max_lag_steps more. If it is
                     // gone, the next read tells.
@@ -482,8 +493,8 @@ class StreamFollower final : public FollowerPlane {
 
 }  // namespace
 
-std::unique_ptr<LeaderPlane> MakeStreamLeader(const Config& config, Board& board) {
-    return std::make_unique<StreamLeader>(config, board);
+std::unique_ptr<LeaderPlane> MakeStreamLeader(const Config& config, Board& board, DigestSink on_digest) {
+    return std::make_unique<StreamLeader>(config, board, std::move(on_digest));
 }
 
 std::unique_ptr<FollowerPlane> MakeStreamFollower(const Config& config, Board& board, UniqueFd data) {
