@@ -293,7 +293,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         TimePoint last_output{};
         bool waiting_hint{false};
         std::string start_problem;
-        typename Wire::Limits limits;  // of the process that is live under this identity
+        typename Wire::Limits limits;      // of the process that is live under this identity
         engine::LoadPageReader load_page;  // same host, same user: the load without a message
     };
     struct PendingAdmin {
@@ -466,8 +466,8 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
     }
 
     void SendAdd(const Action& action) {
-        // The last gate before the wire: what the API layer let through by mistake, or could not know (the bounds of this very rank),
-        // would cost every tenant the rank.
+        // The last gate before the wire: what the API layer let through by mistake, or could not know (the
+        // bounds of this very rank), would cost every tenant the rank.
         if (const Status valid = Wire::Check(*action.request, At(action.rank).limits); !valid.ok()) {
             core_.EncodeFailed(action.number, valid.error(), now_);
             return;
@@ -810,7 +810,8 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             LogInfo("late_outputs", {{"group", options_.link.group}, {"since_last", late - late_logged_}});
             late_logged_ = late;
         }
-        // Every tick, asked for or not: a reader that comes once, after the load, must see that nothing is in flight any more.
+        // Every tick, asked for or not: a reader that comes once, after the load, must see that nothing is in
+        // flight any more.
         PublishSnapshot();
     }
 

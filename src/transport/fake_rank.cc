@@ -397,7 +397,12 @@ FakeRankProcess::FakeRankProcess(const std::string& program, const FakeRankOptio
     };
     const std::string load = text(options.load_time);
     const std::string step = text(options.step_time);
-    std::vector<std::string> words{program, options.handshake_address, index, dialect, load, step,
+    std::vector<std::string> words{program,
+                                   options.handshake_address,
+                                   index,
+                                   dialect,
+                                   load,
+                                   step,
                                    std::to_string(options.max_model_len)};
     std::vector<char*> argv;
     for (std::string& word : words) {

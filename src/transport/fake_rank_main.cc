@@ -13,7 +13,8 @@
 int main(int argc, char** argv) {
     using namespace rankgate::transport;
     if (argc != 7) {
-        std::fprintf(stderr, "usage: rg_fake_rank ADDRESS INDEX vllm|tokenspeed LOAD_US STEP_US MAX_MODEL_LEN\n");
+        std::fprintf(stderr,
+                     "usage: rg_fake_rank ADDRESS INDEX vllm|tokenspeed LOAD_US STEP_US MAX_MODEL_LEN\n");
         return 2;
     }
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
