@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floor: a one-thread epoll server that answers every completion request with canned SSE chunks, one send() per chunk. No
-// tokenizer, no engine, no JSON: what remains is the kernel's own price of the traffic, to which the gateway is compared.
+// The floor: a one-thread epoll server that answers every completion request with canned SSE chunks, one
+// send() per chunk. No tokenizer, no engine, no JSON: what remains is the kernel's own price of the traffic,
+// to which the gateway is compared.
 //   floor_server PORT STEP_US      (0 = flat out: every stream gets a chunk in each round)
 // Build: g++ -O2 -std=c++20 floor_server.cc
 #include <arpa/inet.h>
@@ -30,13 +31,17 @@ struct Connection {
 };
 
 const std::string kChunk = [] {
-    std::string event = "data: {\"id\":\"cmpl-000000000000000000000000\",\"object\":\"text_completion\",\"created\":1700000000,\"model\":\"m\","
-                        "\"choices\":[{\"index\":0,\"text\":\"a\",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+    std::string event =
+        "data: "
+        "{\"id\":\"cmpl-000000000000000000000000\",\"object\":\"text_completion\",\"created\":1700000000,"
+        "\"model\":\"m\","
+        "\"choices\":[{\"index\":0,\"text\":\"a\",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
     char head[16];
     std::snprintf(head, sizeof head, "%zx\r\n", event.size());
     return head + event + "\r\n";
 }();
-const std::string kHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+const std::string kHead =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 const std::string kEndEvent = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":";
 
 std::string End(int tokens) {
@@ -80,7 +85,8 @@ int main(int argc, char** argv) {
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(std::atoi(argv[1])));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || ::listen(listener, 4096) != 0) {
+    if (::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+        ::listen(listener, 4096) != 0) {
         std::perror("bind");
         return 1;
     }
@@ -163,9 +169,11 @@ int main(int argc, char** argv) {
                 if (end == std::string::npos) {
                     break;
                 }
-                const std::size_t size = connection.in.find("Content-Length: ") < end
-                                             ? static_cast<std::size_t>(std::atoi(connection.in.c_str() + connection.in.find("Content-Length: ") + 16))
-                                             : 0;
+                const std::size_t size =
+                    connection.in.find("Content-Length: ") < end
+                        ? static_cast<std::size_t>(
+                              std::atoi(connection.in.c_str() + connection.in.find("Content-Length: ") + 16))
+                        : 0;
                 if (connection.in.size() < end + 4 + size) {
                     break;
                 }
@@ -173,8 +181,11 @@ int main(int argc, char** argv) {
                 connection.in.erase(0, request.size());
                 const int tokens = Number(request, "\"max_tokens\":");
                 if (request.find("\"stream\":true") == std::string::npos) {
-                    const std::string body = "{\"choices\":[{\"text\":\"a\"}],\"usage\":{\"completion_tokens\":" + std::to_string(tokens) + "}}";
-                    Send(fd, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+                    const std::string body =
+                        "{\"choices\":[{\"text\":\"a\"}],\"usage\":{\"completion_tokens\":" +
+                        std::to_string(tokens) + "}}";
+                    Send(fd, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: " +
+                                 std::to_string(body.size()) + "\r\n\r\n" + body);
                     continue;
                 }
                 wanted[fd] = tokens;

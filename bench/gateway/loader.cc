@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One-thread epoll client of the gateway bench: C keep-alive connections, each with one request after the other. Connections are
-// opened first; it prints READY, waits for a line on stdin (the caller notes the server's CPU time), runs, and prints one JSON line.
-// Every answer is checked: status 200, the right completion_tokens in `usage`, [DONE] for streams.
-//   loader PORT KIND C REQUESTS_PER_CONNECTION TOKENS POLL_US     KIND: stream | whole | chat-stream | chat-whole
+// One-thread epoll client of the gateway bench: C keep-alive connections, each with one request after the
+// other. Connections are opened first; it prints READY, waits for a line on stdin (the caller notes the
+// server's CPU time), runs, and prints one JSON line. Every answer is checked: status 200, the right
+// completion_tokens in `usage`, [DONE] for streams.
+//   loader PORT KIND C REQUESTS_PER_CONNECTION TOKENS POLL_US     KIND: stream | whole | chat-stream |
+//   chat-whole
 // POLL_US > 0: looks at its sockets that often only, so that the server does not pay for waking this process.
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -35,7 +37,7 @@ struct Connection {
     double sent{0};
     double first{0};
     double last{0};
-    std::string tail;  // the end of what was read: enough to see ends and usage across reads
+    std::string tail;     // the end of what was read: enough to see ends and usage across reads
     std::size_t need{0};  // whole answers: bytes of head and body
     std::size_t got{0};
     bool done{false};
@@ -83,12 +85,16 @@ int main(int argc, char** argv) {
         }
         ::setsockopt(connection.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         const std::string number = std::to_string(i);
-        const std::string prompt = chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"tell me about " + number + "\"}]"
-                                        : "\"prompt\":\"tell me about number " + number + "\"";
-        const std::string body = "{\"model\":\"m\"," + prompt + ",\"max_tokens\":" + std::to_string(tokens) + ",\"ignore_eos\":true,\"temperature\":0" +
-                                 (stream ? ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" : "") + "}";
+        const std::string prompt =
+            chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"tell me about " + number + "\"}]"
+                 : "\"prompt\":\"tell me about number " + number + "\"";
+        const std::string body =
+            "{\"model\":\"m\"," + prompt + ",\"max_tokens\":" + std::to_string(tokens) +
+            ",\"ignore_eos\":true,\"temperature\":0" +
+            (stream ? ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" : "") + "}";
         connection.request = std::string{"POST "} + (chat ? "/v1/chat/completions" : "/v1/completions") +
-                             " HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: application/json\r\nContent-Type: application/json\r\n"
+                             " HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: "
+                             "application/json\r\nContent-Type: application/json\r\n"
                              "Content-Length: " +
                              std::to_string(body.size()) + "\r\n\r\n" + body;
         connection.left = requests;
@@ -132,7 +138,8 @@ int main(int argc, char** argv) {
         if (poll_us > 0) {
             ::usleep(static_cast<useconds_t>(poll_us));
         }
-        const int ready = ::epoll_wait(poller, events.data(), static_cast<int>(events.size()), poll_us > 0 ? 0 : 1000);
+        const int ready =
+            ::epoll_wait(poller, events.data(), static_cast<int>(events.size()), poll_us > 0 ? 0 : 1000);
         const double now = Now();
         if (ready > 0) {
             progress = now;
@@ -168,7 +175,10 @@ int main(int argc, char** argv) {
                 connection.last = now;
                 end = connection.tail.ends_with("\r\n0\r\n\r\n");
                 if (end) {
-                    bad += connection.tail.find("data: [DONE]") == std::string::npos || connection.tail.find(usage) == std::string::npos ? 1 : 0;
+                    bad += connection.tail.find("data: [DONE]") == std::string::npos ||
+                                   connection.tail.find(usage) == std::string::npos
+                               ? 1
+                               : 0;
                 } else if (connection.first == 0 && connection.tail.size() > 4096) {
                     ++bad;
                     end = true;
@@ -180,12 +190,17 @@ int main(int argc, char** argv) {
                     const std::size_t head = connection.tail.find("\r\n\r\n");
                     const std::size_t length = connection.tail.find("Content-Length: ");
                     if (head != std::string::npos && length != std::string::npos) {
-                        connection.need = head + 4 + static_cast<std::size_t>(std::atoi(connection.tail.c_str() + length + 16));
+                        connection.need =
+                            head + 4 +
+                            static_cast<std::size_t>(std::atoi(connection.tail.c_str() + length + 16));
                     }
                 }
                 end = connection.need != 0 && connection.tail.size() >= connection.need;
                 if (end) {
-                    bad += connection.tail.starts_with("HTTP/1.1 200") && connection.tail.find(usage) != std::string::npos ? 0 : 1;
+                    bad += connection.tail.starts_with("HTTP/1.1 200") &&
+                                   connection.tail.find(usage) != std::string::npos
+                               ? 0
+                               : 1;
                 }
             }
             if (end) {
@@ -201,9 +216,12 @@ int main(int argc, char** argv) {
         }
     }
     const double seconds = Now() - begin;
-    std::printf("{\"answers\":%ld,\"bad\":%ld,\"seconds\":%.6f,\"tokens\":%ld,\"reads\":%ld,\"ttft_p50_us\":%.1f,\"ttft_p99_us\":%.1f,"
-                "\"gap_p50_us\":%.1f,\"gap_p99_us\":%.1f,\"whole_p50_us\":%.1f,\"whole_p99_us\":%.1f}\n",
-                answers, bad, seconds, answers * tokens, reads, Percentile(first_tokens, 0.5) * 1e6, Percentile(first_tokens, 0.99) * 1e6,
-                Percentile(gaps, 0.5) * 1e6, Percentile(gaps, 0.99) * 1e6, Percentile(whole, 0.5) * 1e6, Percentile(whole, 0.99) * 1e6);
+    std::printf(
+        "{\"answers\":%ld,\"bad\":%ld,\"seconds\":%.6f,\"tokens\":%ld,\"reads\":%ld,\"ttft_p50_us\":%.1f,"
+        "\"ttft_p99_us\":%.1f,"
+        "\"gap_p50_us\":%.1f,\"gap_p99_us\":%.1f,\"whole_p50_us\":%.1f,\"whole_p99_us\":%.1f}\n",
+        answers, bad, seconds, answers * tokens, reads, Percentile(first_tokens, 0.5) * 1e6,
+        Percentile(first_tokens, 0.99) * 1e6, Percentile(gaps, 0.5) * 1e6, Percentile(gaps, 0.99) * 1e6,
+        Percentile(whole, 0.5) * 1e6, Percentile(whole, 0.99) * 1e6);
     return bad == 0 ? 0 : 1;
 }

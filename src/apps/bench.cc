@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `rankgate bench`: closed-loop load on an OpenAI-compatible server, one connection and one thread a stream. Prints its own conditions;
-// a number without them is worth nothing. For the gateway's own budgets there is `make bench`.
+// `rankgate bench`: closed-loop load on an OpenAI-compatible server, one connection and one thread a stream.
+// Prints its own conditions; a number without them is worth nothing. For the gateway's own budgets there is
+// `make bench`.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -71,7 +72,8 @@ std::string Body(const Options& options, int index) {
     for (int i = 0; i < options.prompt_words; ++i) {
         prompt += " word";
     }
-    boost::json::object body{{"model", options.model}, {"prompt", prompt}, {"max_tokens", options.max_tokens}, {"temperature", 0}};
+    boost::json::object body{
+        {"model", options.model}, {"prompt", prompt}, {"max_tokens", options.max_tokens}, {"temperature", 0}};
     if (options.ignore_eos) {
         body["ignore_eos"] = true;
     }
@@ -84,7 +86,9 @@ std::string Body(const Options& options, int index) {
 
 std::int64_t UsageIn(std::string_view text) {
     const std::size_t at = text.rfind("\"completion_tokens\":");
-    return at == std::string_view::npos ? 0 : std::strtoll(std::string(text.substr(at + 20, 20)).c_str(), nullptr, 10);
+    return at == std::string_view::npos
+               ? 0
+               : std::strtoll(std::string(text.substr(at + 20, 20)).c_str(), nullptr, 10);
 }
 
 void OneRequest(const Options& options, HttpClient& client, int index, Tally& tally) {
@@ -92,7 +96,9 @@ void OneRequest(const Options& options, HttpClient& client, int index, Tally& ta
     SteadyTime last = start;
     bool first = true;
     std::string tail;  // events may be cut anywhere; the usage stands at the end
-    const auto milliseconds = [](SteadyTime from, SteadyTime to) { return std::chrono::duration<double, std::milli>(to - from).count(); };
+    const auto milliseconds = [](SteadyTime from, SteadyTime to) {
+        return std::chrono::duration<double, std::milli>(to - from).count();
+    };
     const auto on_data = [&](std::string_view data) {
         const SteadyTime now = std::chrono::steady_clock::now();
         (first ? tally.ttft_ms : tally.itl_ms).push_back(milliseconds(last, now));
@@ -110,7 +116,9 @@ void OneRequest(const Options& options, HttpClient& client, int index, Tally& ta
     if (failed) {
         ++tally.failed;
         if (tally.first_error.empty()) {
-            tally.first_error = !reply.ok() ? reply.error().message : reply->body.empty() ? tail : reply->body;
+            tally.first_error = !reply.ok()           ? reply.error().message
+                                : reply->body.empty() ? tail
+                                                      : reply->body;
         }
         return;
     }
@@ -139,7 +147,8 @@ Result<std::string> FirstModel(HttpClient& client) {
     const boost::json::value json = boost::json::parse(reply->body, error);
     const boost::json::value* id = error ? nullptr : json.find_pointer("/data/0/id", error);
     if (id == nullptr || !id->is_string()) {
-        return Error{ErrorCode::kUnavailable, "/v1/models names no model (status " + std::to_string(reply->status) + ")", "", false};
+        return Error{ErrorCode::kUnavailable,
+                     "/v1/models names no model (status " + std::to_string(reply->status) + ")", "", false};
     }
     return std::string(id->as_string());
 }
@@ -157,12 +166,15 @@ int BenchMain(int argc, char** argv) {
     app.add_option("--model", options.model, "Model name; the server's first one by default");
     app.add_option("--concurrency", options.concurrency, "Requests in flight")->check(CLI::Range(1, 4096));
     app.add_option("--num-requests", options.requests, "Requests in all")->check(CLI::Range(1, 100'000'000));
-    app.add_option("--prompt-words", options.prompt_words, "Words of each prompt")->check(CLI::Range(1, 1'000'000));
-    app.add_option("--max-tokens", options.max_tokens, "Tokens asked of each request")->check(CLI::Range(1, 1'000'000));
+    app.add_option("--prompt-words", options.prompt_words, "Words of each prompt")
+        ->check(CLI::Range(1, 1'000'000));
+    app.add_option("--max-tokens", options.max_tokens, "Tokens asked of each request")
+        ->check(CLI::Range(1, 1'000'000));
     app.add_option("--timeout", options.timeout_seconds, "Seconds without a byte until a request has failed")
         ->check(CLI::Range(0.1, 86'400.0));
     app.add_flag("--stream,!--no-stream", options.stream, "Stream the answers (default)");
-    app.add_flag("--ignore-eos,!--no-ignore-eos", options.ignore_eos, "Ask for exactly --max-tokens tokens (default)");
+    app.add_flag("--ignore-eos,!--no-ignore-eos", options.ignore_eos,
+                 "Ask for exactly --max-tokens tokens (default)");
     app.add_flag("--json", options.json, "Print JSON instead of a table");
     app.add_option("--output", options.output, "Write the JSON to this file as well");
     try {
@@ -238,13 +250,14 @@ int BenchMain(int argc, char** argv) {
         std::cout << json << '\n';
     } else {
         const auto row = [](const char* name, std::vector<double>& values) {
-            std::printf("%-8s p50 %9.2f ms   p90 %9.2f ms   p99 %9.2f ms\n", name, Percentile(values, 0.5), Percentile(values, 0.9),
-                        Percentile(values, 0.99));
+            std::printf("%-8s p50 %9.2f ms   p90 %9.2f ms   p99 %9.2f ms\n", name, Percentile(values, 0.5),
+                        Percentile(values, 0.9), Percentile(values, 0.99));
         };
-        std::printf("%s, model %s: %d requests, %d at once, %d words in, %d tokens out, %s\n\n", options.url.c_str(),
-                    options.model.c_str(), options.requests, options.concurrency, options.prompt_words, options.max_tokens,
-                    options.stream ? "streaming" : "whole");
-        std::printf("done     %lld in %.2f s, %lld failed\n", static_cast<long long>(done), seconds, static_cast<long long>(all.failed));
+        std::printf("%s, model %s: %d requests, %d at once, %d words in, %d tokens out, %s\n\n",
+                    options.url.c_str(), options.model.c_str(), options.requests, options.concurrency,
+                    options.prompt_words, options.max_tokens, options.stream ? "streaming" : "whole");
+        std::printf("done     %lld in %.2f s, %lld failed\n", static_cast<long long>(done), seconds,
+                    static_cast<long long>(all.failed));
         std::printf("rate     %.1f requests/s   %.1f tokens/s\n", static_cast<double>(done) / seconds,
                     static_cast<double>(all.completion_tokens) / seconds);
         if (options.stream) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `rankgate doctor`: what is installed, what would fail, and what to do about it. Starts nothing and changes nothing.
+// `rankgate doctor`: what is installed, what would fail, and what to do about it. Starts nothing and changes
+// nothing.
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59,9 +60,11 @@ std::string FindOnPath(const std::string& program) {
 void CheckDescriptors(Report& report) {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
-    const std::string detail = "soft " + std::to_string(limit.rlim_cur) + ", hard " + std::to_string(limit.rlim_max);
+    const std::string detail =
+        "soft " + std::to_string(limit.rlim_cur) + ", hard " + std::to_string(limit.rlim_max);
     if (limit.rlim_max < kWantedDescriptors) {
-        report.Note("open files", detail + "; one stream needs one, so at most about that many clients (ulimit -n)");
+        report.Note("open files",
+                    detail + "; one stream needs one, so at most about that many clients (ulimit -n)");
     } else {
         report.Ok("open files", detail);
     }
@@ -69,7 +72,8 @@ void CheckDescriptors(Report& report) {
 
 void CheckPort(Report& report, const std::string& what, int port) {
     if (launch::PortBusy(port)) {
-        report.Bad(what, "port " + std::to_string(port) + " is taken on 127.0.0.1", "stop its owner (ss -ltnp) or choose another port");
+        report.Bad(what, "port " + std::to_string(port) + " is taken on 127.0.0.1",
+                   "stop its owner (ss -ltnp) or choose another port");
     } else {
         report.Ok(what, "port " + std::to_string(port) + " is free");
     }
@@ -77,13 +81,14 @@ void CheckPort(Report& report, const std::string& what, int port) {
 
 void CheckSocketDir(Report& report, const std::string& dir) {
     if (dir.size() > kLongestSocketDir) {
-        report.Bad("socket folder", dir + " is too long for a unix socket", "choose a path of at most " +
-                                                                                 std::to_string(kLongestSocketDir) + " bytes");
+        report.Bad("socket folder", dir + " is too long for a unix socket",
+                   "choose a path of at most " + std::to_string(kLongestSocketDir) + " bytes");
         return;
     }
     struct stat info {};
     if (::stat(dir.c_str(), &info) != 0) {
-        report.Bad("socket folder", dir + ": " + std::strerror(errno), "create it, mode 0700, owned by the user that runs rankgate");
+        report.Bad("socket folder", dir + ": " + std::strerror(errno),
+                   "create it, mode 0700, owned by the user that runs rankgate");
     } else if (!S_ISDIR(info.st_mode) || ::access(dir.c_str(), W_OK | X_OK) != 0) {
         report.Bad("socket folder", dir + " is not a folder that can be written to", "mkdir -m 0700 " + dir);
     } else {
@@ -98,11 +103,13 @@ void CheckModel(Report& report, const std::string& model) {
             if (std::filesystem::exists(model + "/" + file, error)) {
                 report.Ok("model", model + "/" + file);
             } else {
-                report.Bad("model", model + " has no " + file, "give a complete model directory, or --tokenizer PATH");
+                report.Bad("model", model + " has no " + file,
+                           "give a complete model directory, or --tokenizer PATH");
             }
         }
 #ifndef RANKGATE_HAS_RUST
-        report.Bad("tokenizer", "this build cannot read tokenizer.json", "build with RANKGATE_WITH_RUST=ON (needs cargo 1.85)");
+        report.Bad("tokenizer", "this build cannot read tokenizer.json",
+                   "build with RANKGATE_WITH_RUST=ON (needs cargo 1.85)");
 #endif
     } else if (::access(model.c_str(), R_OK) == 0) {
         report.Ok("model", model);
@@ -121,7 +128,8 @@ int DoctorMain(int argc, char** argv) {
     CLI::App app{"What is installed, what would fail.", "rankgate doctor"};
     app.add_option("MODEL", model, "A model to look at as well");
     app.add_option("--port", port, "HTTP port to check")->check(CLI::Range(1, 65535));
-    app.add_option("--data-parallel-rpc-port", rpc_port, "Handshake port to check")->check(CLI::Range(1, 65535));
+    app.add_option("--data-parallel-rpc-port", rpc_port, "Handshake port to check")
+        ->check(CLI::Range(1, 65535));
     app.add_option("--socket-dir", socket_dir, "Socket folder to check");
     try {
         app.parse(argc, argv);
@@ -144,7 +152,8 @@ int DoctorMain(int argc, char** argv) {
     for (const char* engine : {"vllm", "tokenspeed"}) {
         const std::string path = FindOnPath(engine);
         if (path.empty()) {
-            report.Note(std::string("engine ") + engine, "not on the PATH; serve finds it with --engine-command");
+            report.Note(std::string("engine ") + engine,
+                        "not on the PATH; serve finds it with --engine-command");
         } else {
             report.Ok(std::string("engine ") + engine, path);
         }
@@ -152,7 +161,8 @@ int DoctorMain(int argc, char** argv) {
     if (!model.empty()) {
         CheckModel(report, model);
     }
-    std::cout << (report.bad() == 0 ? "\nnothing would fail\n" : "\n" + std::to_string(report.bad()) + " thing(s) would fail\n");
+    std::cout << (report.bad() == 0 ? "\nnothing would fail\n"
+                                    : "\n" + std::to_string(report.bad()) + " thing(s) would fail\n");
     return report.bad() == 0 ? 0 : 1;
 }
 

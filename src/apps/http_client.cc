@@ -32,7 +32,8 @@ Result<Url> ParseUrl(std::string_view text) {
     text = text.substr(0, text.find('/'));
     const std::size_t colon = text.rfind(':');
     Url url;
-    if (colon == std::string_view::npos || (text.find(']') != std::string_view::npos && text.find(']') > colon)) {
+    if (colon == std::string_view::npos ||
+        (text.find(']') != std::string_view::npos && text.find(']') > colon)) {
         url.host = std::string(text);
         url.port = "8000";
     } else {
@@ -56,7 +57,8 @@ struct HttpClient::Impl {
     std::unique_ptr<beast::tcp_stream> stream;
     beast::flat_buffer buffer;
 
-    // Runs one asynchronous operation to its end, so that the stream's deadline applies (it does not to blocking calls).
+    // Runs one asynchronous operation to its end, so that the stream's deadline applies (it does not to
+    // blocking calls).
     template <class Start>
     beast::error_code Await(Start&& start) {
         beast::error_code result = asio::error::would_block;
@@ -141,7 +143,8 @@ struct HttpClient::Impl {
     }
 };
 
-HttpClient::HttpClient(Url url, std::string api_key, std::chrono::milliseconds timeout) : impl_{std::make_unique<Impl>()} {
+HttpClient::HttpClient(Url url, std::string api_key, std::chrono::milliseconds timeout)
+    : impl_{std::make_unique<Impl>()} {
     impl_->url = std::move(url);
     impl_->api_key = std::move(api_key);
     impl_->timeout = timeout;
@@ -149,7 +152,9 @@ HttpClient::HttpClient(Url url, std::string api_key, std::chrono::milliseconds t
 HttpClient::~HttpClient() = default;
 HttpClient::HttpClient(HttpClient&&) noexcept = default;
 
-Result<HttpClient::Reply> HttpClient::Get(const std::string& target) { return impl_->Exchange(http::verb::get, target, "", {}); }
+Result<HttpClient::Reply> HttpClient::Get(const std::string& target) {
+    return impl_->Exchange(http::verb::get, target, "", {});
+}
 
 Result<HttpClient::Reply> HttpClient::Post(const std::string& target, const std::string& json,
                                            const std::function<void(std::string_view)>& on_data) {

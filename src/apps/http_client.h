@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A blocking HTTP/1.1 client for the command-line tools: one connection, plain TCP, deadlines on everything. Not for the gateway itself.
+// A blocking HTTP/1.1 client for the command-line tools: one connection, plain TCP, deadlines on everything.
+// Not for the gateway itself.
 #pragma once
 
 #include <chrono>
@@ -30,8 +31,10 @@ class HttpClient {
         std::string body;
     };
     Result<Reply> Get(const std::string& target);
-    /// Posts JSON; `on_data` gets the body piece by piece as it arrives. The returned body is empty when on_data is given.
-    Result<Reply> Post(const std::string& target, const std::string& json, const std::function<void(std::string_view)>& on_data = {});
+    /// Posts JSON; `on_data` gets the body piece by piece as it arrives. The returned body is empty when
+    /// on_data is given.
+    Result<Reply> Post(const std::string& target, const std::string& json,
+                       const std::function<void(std::string_view)>& on_data = {});
 
   private:
     struct Impl;

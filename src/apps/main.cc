@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rankgate program: dispatches to the sub-commands. Each of them parses its own flags and returns the exit code.
+// The rankgate program: dispatches to the sub-commands. Each of them parses its own flags and returns the
+// exit code.
 #include <cstring>
 #include <iostream>
 #include <string_view>
@@ -30,11 +31,13 @@ constexpr Command kCommands[] = {
 
 void PrintHelp(std::ostream& out) {
     out << "rankgate " << rankgate::apps::kVersion
-        << ": an OpenAI-compatible gateway that talks straight to LLM engine ranks\n\nUsage: rankgate COMMAND [flags]\n\n";
+        << ": an OpenAI-compatible gateway that talks straight to LLM engine ranks\n\nUsage: rankgate "
+           "COMMAND [flags]\n\n";
     for (const Command& command : kCommands) {
         out << "  " << command.name << std::string(10 - command.name.size(), ' ') << command.what << '\n';
     }
-    out << "\n  --version  version, build and wire versions\n\nrankgate COMMAND --help lists the flags of a command.\n";
+    out << "\n  --version  version, build and wire versions\n\nrankgate COMMAND --help lists the flags of a "
+           "command.\n";
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A reader of the Prometheus text format, for the tools that look at a running gateway. Malformed lines are skipped.
+// A reader of the Prometheus text format, for the tools that look at a running gateway. Malformed lines are
+// skipped.
 #pragma once
 
 #include <string>

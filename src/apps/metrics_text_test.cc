@@ -8,7 +8,8 @@ namespace {
 
 TEST(MetricsTextTest, ReadsNamesLabelsAndValues) {
     const auto samples = ParseMetrics(
-        "# HELP x y\n# TYPE x gauge\nx 1\nvllm:num{engine=\"0\",model_name=\"a \\\"b\\\\\"} 2.5\ny{} 3e2\nbad{ 1\nbad\nz{a=\"1\",} 4 1700\n");
+        "# HELP x y\n# TYPE x gauge\nx 1\nvllm:num{engine=\"0\",model_name=\"a \\\"b\\\\\"} 2.5\ny{} "
+        "3e2\nbad{ 1\nbad\nz{a=\"1\",} 4 1700\n");
     ASSERT_EQ(samples.size(), 4u);
     EXPECT_EQ(samples[0].name, "x");
     EXPECT_EQ(samples[1].Label("model_name"), "a \"b\\");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `rankgate top`: the rank table of a running gateway, redrawn each second from /metrics alone, so that it shows what any other reader of
-// the metrics would see.
+// `rankgate top`: the rank table of a running gateway, redrawn each second from /metrics alone, so that it
+// shows what any other reader of the metrics would see.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -62,12 +62,14 @@ void Draw(const std::vector<MetricSample>& samples, double tokens_per_second, bo
     if (clear) {
         std::cout << "\033[H\033[2J";
     }
-    std::printf("streams %.0f   held %.0f kB   tokens/s %s\n\n", streams, held / 1024, Number(tokens_per_second, "%.0f").c_str());
-    std::printf("%-6s %-5s %-12s %9s %8s %8s %6s %9s\n", "GROUP", "RANK", "STATE", "IN-FLIGHT", "RUNNING", "WAITING", "KV %", "LOAD AGE");
+    std::printf("streams %.0f   held %.0f kB   tokens/s %s\n\n", streams, held / 1024,
+                Number(tokens_per_second, "%.0f").c_str());
+    std::printf("%-6s %-5s %-12s %9s %8s %8s %6s %9s\n", "GROUP", "RANK", "STATE", "IN-FLIGHT", "RUNNING",
+                "WAITING", "KV %", "LOAD AGE");
     for (const auto& [key, row] : rows) {
-        std::printf("%-6s %-5s %-12s %9.0f %8.0f %8.0f %6s %8ss\n", key.first.c_str(), key.second.c_str(), row.state.c_str(),
-                    row.in_flight, row.running, row.waiting, Number(row.kv_usage, "%.1f", 100).c_str(),
-                    Number(row.load_age, "%.1f").c_str());
+        std::printf("%-6s %-5s %-12s %9.0f %8.0f %8.0f %6s %8ss\n", key.first.c_str(), key.second.c_str(),
+                    row.state.c_str(), row.in_flight, row.running, row.waiting,
+                    Number(row.kv_usage, "%.1f", 100).c_str(), Number(row.load_age, "%.1f").c_str());
     }
     std::fflush(stdout);
 }
@@ -103,7 +105,9 @@ int TopMain(int argc, char** argv) {
         const auto reply = client.Get("/metrics");
         if (!reply.ok() || reply->status != 200) {
             std::cerr << "rankgate top: "
-                      << (reply.ok() ? "/metrics answered " + std::to_string(reply->status) : reply.error().message) << '\n';
+                      << (reply.ok() ? "/metrics answered " + std::to_string(reply->status)
+                                     : reply.error().message)
+                      << '\n';
             return 1;
         }
         const std::vector<MetricSample> samples = ParseMetrics(reply->body);

@@ -13,7 +13,8 @@ void PrintVersion(std::ostream& out) {
 #ifdef RANKGATE_HAS_RUST
         << ", tokenizer.json"
 #endif
-        << "\n  wire        vLLM EngineCore 0.26 and newer (seen: 0.32.0), TokenSpeed 0.1.1 (9 to 14 element batches)\n"
+        << "\n  wire        vLLM EngineCore 0.26 and newer (seen: 0.32.0), TokenSpeed 0.1.1 (9 to 14 element "
+           "batches)\n"
         << "  handshake   ZeroMQ ROUTER/DEALER, 2-byte little-endian rank identities\n";
 }
 

@@ -155,8 +155,8 @@ TEST_F(LoadPageTest, NeverATornSampleUnderARacingWriter) {
             writer.Publish(Load(n));
         }
     }};
-    // As many whole samples as it takes, not as many tries: on a busy machine the writer may be stopped in the middle of a sample for
-    // a whole time slice, and every try fails meanwhile.
+    // As many whole samples as it takes, not as many tries: on a busy machine the writer may be stopped in
+    // the middle of a sample for a whole time slice, and every try fails meanwhile.
     int seen = 0;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (seen <= 100'000 && std::chrono::steady_clock::now() < deadline) {

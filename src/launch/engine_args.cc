@@ -64,7 +64,8 @@ constexpr OwnedFlag kLlamaOwned[] = {
 
 const OwnedFlag* FindOwned(EngineKind kind, std::string_view name) {
     const auto search = [&](const auto& table) -> const OwnedFlag* {
-        const auto* found = std::find_if(std::begin(table), std::end(table), [&](const OwnedFlag& f) { return f.name == name; });
+        const auto* found = std::find_if(std::begin(table), std::end(table),
+                                         [&](const OwnedFlag& f) { return f.name == name; });
         return found == std::end(table) ? nullptr : found;
     };
     switch (kind) {
@@ -79,10 +80,13 @@ const OwnedFlag* FindOwned(EngineKind kind, std::string_view name) {
 }
 
 bool IsNegativeNumber(std::string_view text) {
-    return text.size() > 1 && text[0] == '-' && std::all_of(text.begin() + 1, text.end(), [](char c) { return c >= '0' && c <= '9'; });
+    return text.size() > 1 && text[0] == '-' &&
+           std::all_of(text.begin() + 1, text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-bool IsValue(std::string_view text) { return text.empty() || text[0] != '-' || IsNegativeNumber(text); }
+bool IsValue(std::string_view text) {
+    return text.empty() || text[0] != '-' || IsNegativeNumber(text);
+}
 
 std::optional<int> ParsePositive(std::string_view text) {
     int value = 0;
@@ -93,7 +97,8 @@ std::optional<int> ParsePositive(std::string_view text) {
     return value;
 }
 
-void ReadSize(std::string_view flag, const std::optional<std::string>& value, std::optional<int>& size, EngineFlags& out) {
+void ReadSize(std::string_view flag, const std::optional<std::string>& value, std::optional<int>& size,
+              EngineFlags& out) {
     const std::optional<int> parsed = value ? ParsePositive(*value) : std::nullopt;
     if (parsed) {
         size = parsed;
@@ -188,7 +193,8 @@ Lockstep LockstepOf(const std::string& model) {
         return Lockstep::kUnknown;
     }
     // The names vLLM looks for when it asks a config for its number of experts.
-    static constexpr std::array kNames = {"num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts"};
+    static constexpr std::array kNames = {"num_experts", "moe_num_experts", "n_routed_experts",
+                                          "num_local_experts"};
     const auto experts_in = [](const boost::json::object& object) {
         return std::any_of(kNames.begin(), kNames.end(), [&](const char* name) {
             const boost::json::value* value = object.if_contains(name);
@@ -203,8 +209,8 @@ Lockstep LockstepOf(const std::string& model) {
     return Lockstep::kDense;
 }
 
-std::vector<EngineCommand> BuildCommands(const EngineRequest& request, const EngineFlags& flags, int handshake_port,
-                                         Lockstep lockstep) {
+std::vector<EngineCommand> BuildCommands(const EngineRequest& request, const EngineFlags& flags,
+                                         int handshake_port, Lockstep lockstep) {
     const int size = request.data_parallel_size;
     const bool one_process = size > 1 && request.kind == EngineKind::kVllm && lockstep != Lockstep::kDense;
     const std::string dp = std::to_string(size);
@@ -221,7 +227,8 @@ std::vector<EngineCommand> BuildCommands(const EngineRequest& request, const Eng
                 argv.insert(argv.end(), {"--data-parallel-start-rank", std::to_string(rank)});
             }
         } else {
-            argv.insert(argv.end(), {"--wire", "vllm", "--data-parallel-size", dp, "--data-parallel-rank", std::to_string(rank)});
+            argv.insert(argv.end(), {"--wire", "vllm", "--data-parallel-size", dp, "--data-parallel-rank",
+                                     std::to_string(rank)});
         }
         argv.insert(argv.end(), {"--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", port});
         AppendCommon(request, flags, argv);
@@ -231,14 +238,15 @@ std::vector<EngineCommand> BuildCommands(const EngineRequest& request, const Eng
     return commands;
 }
 
-std::vector<EngineCommand> BuildTokenSpeedCommands(const EngineRequest& request, const EngineFlags& flags, int handshake_port,
-                                                   int port) {
+std::vector<EngineCommand> BuildTokenSpeedCommands(const EngineRequest& request, const EngineFlags& flags,
+                                                   int handshake_port, int port) {
     EngineCommand command{0, request.data_parallel_size, request.program};
     std::vector<std::string>& argv = command.argv;
-    argv.insert(argv.end(), {"--headless", "--model", request.model, "--port", std::to_string(port), "--dist-init-addr",
-                             "127.0.0.1:" + std::to_string(TokenSpeedStorePort(port)), "--data-parallel-size",
-                             std::to_string(request.data_parallel_size), "--data-parallel-address", "127.0.0.1",
-                             "--data-parallel-rpc-port", std::to_string(handshake_port), "--zmq-engine-index", "0"});
+    argv.insert(argv.end(),
+                {"--headless", "--model", request.model, "--port", std::to_string(port), "--dist-init-addr",
+                 "127.0.0.1:" + std::to_string(TokenSpeedStorePort(port)), "--data-parallel-size",
+                 std::to_string(request.data_parallel_size), "--data-parallel-address", "127.0.0.1",
+                 "--data-parallel-rpc-port", std::to_string(handshake_port), "--zmq-engine-index", "0"});
     if (!flags.has_grammar_backend) {
         argv.insert(argv.end(), {"--grammar-backend", "xgrammar"});
     }
@@ -255,15 +263,17 @@ Status CheckGroupable(const EngineRequest& request) {
         return Status::Ok();
     }
     std::string lower = request.model;
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     // By model type where there is a config, by name otherwise.
     std::ifstream file(request.model + "/config.json", std::ios::binary);
     std::string config((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     if (lower.find("qwen3") != std::string::npos || config.find("\"qwen3") != std::string::npos) {
-        return Error::Invalid("--data-parallel-size",
-                              "TokenSpeed cannot run " + request.model +
-                                  " in a group: its Qwen3 kernels are launched for ranks that have no tokens and fail "
-                                  "(TokenSpeed issue 1077); use --data-parallel-size 1 and --replicas instead");
+        return Error::Invalid(
+            "--data-parallel-size",
+            "TokenSpeed cannot run " + request.model +
+                " in a group: its Qwen3 kernels are launched for ranks that have no tokens and fail "
+                "(TokenSpeed issue 1077); use --data-parallel-size 1 and --replicas instead");
     }
     return Status::Ok();
 }
@@ -280,8 +290,9 @@ Result<std::optional<std::string>> GpuSlice(const char* cuda_visible_devices, in
         rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
     }
     if (first_device + count > static_cast<int>(devices.size())) {
-        return Error::Invalid("CUDA_VISIBLE_DEVICES", "the engines need " + std::to_string(first_device + count) +
-                                                          " devices, CUDA_VISIBLE_DEVICES names " + std::to_string(devices.size()));
+        return Error::Invalid("CUDA_VISIBLE_DEVICES",
+                              "the engines need " + std::to_string(first_device + count) +
+                                  " devices, CUDA_VISIBLE_DEVICES names " + std::to_string(devices.size()));
     }
     std::string slice;
     for (int i = 0; i < count; ++i) {

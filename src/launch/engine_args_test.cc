@@ -19,9 +19,10 @@ TEST(EngineArgsTest, ReadsTheGroupSizeInBothForms) {
 }
 
 TEST(EngineArgsTest, AnUnparsableSizeIsAWarningNotAGuess) {
-    for (const Argv& flags : {Argv{"--data-parallel-size", "two"}, Argv{"--data-parallel-size=0"}, Argv{"--data-parallel-size=-1"},
-                              Argv{"--data-parallel-size", "2x"}, Argv{"--data-parallel-size"}, Argv{"--data-parallel-size="},
-                              Argv{"--data-parallel-size", "99999999999"}}) {
+    for (const Argv& flags :
+         {Argv{"--data-parallel-size", "two"}, Argv{"--data-parallel-size=0"},
+          Argv{"--data-parallel-size=-1"}, Argv{"--data-parallel-size", "2x"}, Argv{"--data-parallel-size"},
+          Argv{"--data-parallel-size="}, Argv{"--data-parallel-size", "99999999999"}}) {
         const EngineFlags out = SplitEngineFlags(EngineKind::kVllm, flags);
         EXPECT_FALSE(out.data_parallel_size.has_value()) << flags.back();
         ASSERT_EQ(out.warnings.size(), 2u) << flags.back();
@@ -31,14 +32,17 @@ TEST(EngineArgsTest, AnUnparsableSizeIsAWarningNotAGuess) {
 
 TEST(EngineArgsTest, OwnedFlagsAreDroppedAndEverythingElseKeepsItsOrder) {
     const EngineFlags out = SplitEngineFlags(
-        EngineKind::kVllm, {"--dtype", "bfloat16", "--headless", "--enforce-eager", "--data-parallel-address", "10.0.0.1",
-                            "--data-parallel-rpc-port=5", "--seed", "-1", "--model=x", "--max-model-len=512"});
-    EXPECT_EQ(out.kept, (Argv{"--dtype", "bfloat16", "--enforce-eager", "--seed", "-1", "--max-model-len=512"}));
+        EngineKind::kVllm,
+        {"--dtype", "bfloat16", "--headless", "--enforce-eager", "--data-parallel-address", "10.0.0.1",
+         "--data-parallel-rpc-port=5", "--seed", "-1", "--model=x", "--max-model-len=512"});
+    EXPECT_EQ(out.kept,
+              (Argv{"--dtype", "bfloat16", "--enforce-eager", "--seed", "-1", "--max-model-len=512"}));
     EXPECT_EQ(out.warnings.size(), 4u);
 }
 
 TEST(EngineArgsTest, ADroppedFlagWithoutValueDoesNotEatTheNextOption) {
-    const EngineFlags out = SplitEngineFlags(EngineKind::kVllm, {"--data-parallel-size", "--enforce-eager", "--headless", "x"});
+    const EngineFlags out =
+        SplitEngineFlags(EngineKind::kVllm, {"--data-parallel-size", "--enforce-eager", "--headless", "x"});
     EXPECT_EQ(out.kept, (Argv{"--enforce-eager", "x"}));
 }
 
@@ -54,11 +58,13 @@ EngineRequest Request(EngineKind kind, int dp) {
 TEST(EngineArgsTest, DenseGroupsGetOneLauncherPerRank) {
     const auto commands = BuildCommands(Request(EngineKind::kVllm, 2), {}, 61000, Lockstep::kDense);
     ASSERT_EQ(commands.size(), 2u);
-    EXPECT_EQ(commands[0].argv, (Argv{"prog", "M", "--headless", "--data-parallel-size", "2", "--data-parallel-size-local", "1",
-                                      "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", "61000"}));
-    EXPECT_EQ(commands[1].argv, (Argv{"prog", "M", "--headless", "--data-parallel-size", "2", "--data-parallel-size-local", "1",
-                                      "--data-parallel-start-rank", "1", "--data-parallel-address", "127.0.0.1",
-                                      "--data-parallel-rpc-port", "61000"}));
+    EXPECT_EQ(commands[0].argv,
+              (Argv{"prog", "M", "--headless", "--data-parallel-size", "2", "--data-parallel-size-local", "1",
+                    "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", "61000"}));
+    EXPECT_EQ(commands[1].argv,
+              (Argv{"prog", "M", "--headless", "--data-parallel-size", "2", "--data-parallel-size-local", "1",
+                    "--data-parallel-start-rank", "1", "--data-parallel-address", "127.0.0.1",
+                    "--data-parallel-rpc-port", "61000"}));
 }
 
 TEST(EngineArgsTest, LockstepAndUnknownGroupsGetOneLauncherForAll) {
@@ -82,11 +88,14 @@ TEST(EngineArgsTest, TheUsersOwnCopyOfASharedFlagWins) {
 }
 
 TEST(EngineArgsTest, TokenSpeedDefaultsCanBeOverridden) {
-    const EngineFlags flags = SplitEngineFlags(EngineKind::kTokenSpeed, {"--grammar-backend", "none", "--port", "1"});
-    const auto argv = BuildTokenSpeedCommands(Request(EngineKind::kTokenSpeed, 2), flags, 25000, 31000)[0].argv;
-    EXPECT_EQ(argv, (Argv{"prog", "--headless", "--model", "M", "--port", "31000", "--dist-init-addr", "127.0.0.1:31233",
-                          "--data-parallel-size", "2", "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", "25000",
-                          "--zmq-engine-index", "0", "--enable-output-logprobs", "--grammar-backend", "none"}));
+    const EngineFlags flags =
+        SplitEngineFlags(EngineKind::kTokenSpeed, {"--grammar-backend", "none", "--port", "1"});
+    const auto argv =
+        BuildTokenSpeedCommands(Request(EngineKind::kTokenSpeed, 2), flags, 25000, 31000)[0].argv;
+    EXPECT_EQ(argv, (Argv{"prog", "--headless", "--model", "M", "--port", "31000", "--dist-init-addr",
+                          "127.0.0.1:31233", "--data-parallel-size", "2", "--data-parallel-address",
+                          "127.0.0.1", "--data-parallel-rpc-port", "25000", "--zmq-engine-index", "0",
+                          "--enable-output-logprobs", "--grammar-backend", "none"}));
 }
 
 TEST(EngineArgsTest, Qwen3OnTokenSpeedIsExcludedFromGroupsOnly) {

@@ -18,7 +18,9 @@ constexpr int kHighestPort = 65'535;
 /// How often a planned worker moves on before the plan gives up.
 constexpr int kMaxMoves = 1'000;
 
-bool InBand(int port) noexcept { return port >= kHandshakeBandFirst && port <= kHandshakeBandLast; }
+bool InBand(int port) noexcept {
+    return port >= kHandshakeBandFirst && port <= kHandshakeBandLast;
+}
 
 }  // namespace
 
@@ -45,7 +47,9 @@ int TokenSpeedStorePort(int port) noexcept {
     return InBand(store) ? store + kBandHop : store;
 }
 
-int TokenSpeedWorkerSpacing(int data_parallel_size) noexcept { return 16 + data_parallel_size; }
+int TokenSpeedWorkerSpacing(int data_parallel_size) noexcept {
+    return 16 + data_parallel_size;
+}
 
 std::vector<PortRange> PortsOf(const TokenSpeedWorker& worker, std::string_view name) {
     const std::string prefix{name};
@@ -53,29 +57,34 @@ std::vector<PortRange> PortsOf(const TokenSpeedWorker& worker, std::string_view 
     return {
         {worker.handshake_port, worker.handshake_port, prefix + ": handshake port"},
         {worker.port, worker.port, prefix + ": --port"},
-        {store, store + kTokenSpeedClusterBase + worker.data_parallel_size, prefix + ": torch store and scheduler ports"},
+        {store, store + kTokenSpeedClusterBase + worker.data_parallel_size,
+         prefix + ": torch store and scheduler ports"},
     };
 }
 
 Status CheckDisjoint(const std::vector<PortRange>& ranges) {
     std::vector<PortRange> sorted = ranges;
-    std::sort(sorted.begin(), sorted.end(), [](const PortRange& a, const PortRange& b) { return a.first < b.first; });
+    std::sort(sorted.begin(), sorted.end(),
+              [](const PortRange& a, const PortRange& b) { return a.first < b.first; });
     for (std::size_t i = 0; i < sorted.size(); ++i) {
         const PortRange& range = sorted[i];
         if (range.first < 1 || range.last > kHighestPort) {
-            return Error::Invalid("port", range.what + " would need ports " + std::to_string(range.first) + "-" +
-                                              std::to_string(range.last) + ", outside 1-65535; choose another base port");
+            return Error::Invalid("port", range.what + " would need ports " + std::to_string(range.first) +
+                                              "-" + std::to_string(range.last) +
+                                              ", outside 1-65535; choose another base port");
         }
         if (i > 0 && sorted[i - 1].last >= range.first) {
-            return Error::Invalid("port", "port " + std::to_string(range.first) + " is needed twice: by " + sorted[i - 1].what +
-                                              " and by " + range.what + "; choose another base port or socket directory");
+            return Error::Invalid("port", "port " + std::to_string(range.first) + " is needed twice: by " +
+                                              sorted[i - 1].what + " and by " + range.what +
+                                              "; choose another base port or socket directory");
         }
     }
     return Status::Ok();
 }
 
 Result<std::vector<TokenSpeedWorker>> PlanTokenSpeed(int base_port, int count, int data_parallel_size,
-                                                     const std::vector<std::string>& socket_paths, bool (*busy)(int port)) {
+                                                     const std::vector<std::string>& socket_paths,
+                                                     bool (*busy)(int port)) {
     RG_CHECK(static_cast<int>(socket_paths.size()) == count);
     std::vector<TokenSpeedWorker> workers;
     std::vector<PortRange> taken;
@@ -103,8 +112,9 @@ Result<std::vector<TokenSpeedWorker>> PlanTokenSpeed(int base_port, int count, i
             if (!disjoint.ok()) {
                 return disjoint.error();
             }
-            return Error::Invalid("port", "no free block of ports for TokenSpeed worker " + std::to_string(index) + " from " +
-                                              std::to_string(base_port) + " up; its handshake port is " +
+            return Error::Invalid("port", "no free block of ports for TokenSpeed worker " +
+                                              std::to_string(index) + " from " + std::to_string(base_port) +
+                                              " up; its handshake port is " +
                                               std::to_string(worker.handshake_port));
         }
     }
@@ -119,7 +129,8 @@ Result<int> AllocatePort() {
     socklen_t size = sizeof address;
     if (!fd.valid() || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
         ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-        return Error{ErrorCode::kInternal, std::string("no free TCP port on 127.0.0.1: ") + std::strerror(errno), "", false};
+        return Error{ErrorCode::kInternal,
+                     std::string("no free TCP port on 127.0.0.1: ") + std::strerror(errno), "", false};
     }
     return static_cast<int>(ntohs(address.sin_port));
 }

@@ -6,7 +6,9 @@
 namespace rankgate::launch {
 namespace {
 
-bool NeverBusy(int) { return false; }
+bool NeverBusy(int) {
+    return false;
+}
 
 TEST(PortPlanTest, HandshakePortsFollowTheKnownVectors) {
     EXPECT_EQ(HandshakePortOf("/tmp/smg-zmq/ts0.ipc"), 25152);
@@ -49,12 +51,14 @@ TEST(PortPlanTest, PlannedWorkersNeverMeetOnAPort) {
 TEST(PortPlanTest, EqualHandshakePortsAreRefusedWithBothOwnersNamed) {
     const auto plan = PlanTokenSpeed(31'000, 2, 1, {"/run/same", "/run/same"}, NeverBusy);
     ASSERT_FALSE(plan.ok());
-    EXPECT_NE(plan.error().message.find("worker 0: handshake port"), std::string::npos) << plan.error().message;
+    EXPECT_NE(plan.error().message.find("worker 0: handshake port"), std::string::npos)
+        << plan.error().message;
     EXPECT_NE(plan.error().message.find("worker 1: handshake port"), std::string::npos);
 }
 
 TEST(PortPlanTest, AWorkerMovesOnWhenItsBlockIsTaken) {
-    const auto plan = PlanTokenSpeed(31'000, 1, 2, {"/run/x"}, [](int port) { return port == 31'000 || port == 31'018 + 235; });
+    const auto plan = PlanTokenSpeed(31'000, 1, 2, {"/run/x"},
+                                     [](int port) { return port == 31'000 || port == 31'018 + 235; });
     ASSERT_TRUE(plan.ok());
     EXPECT_EQ(plan->front().port, 31'000 + 2 * TokenSpeedWorkerSpacing(2));
 }

@@ -109,9 +109,11 @@ Result<Plan> MakePlan(ServeOptions& options) {
         request.program = SplitWords(options.engine_command);
     }
     if (request.kind == EngineKind::kLlama && !LooksLikeGguf(request.model) &&
-        std::find(options.engine_flags.begin(), options.engine_flags.end(), "--runner") == options.engine_flags.end()) {
-        return Error::Invalid("MODEL", "MODEL '" + request.model + "' is not a GGUF file; --engine llama needs one "
-                                       "(a model directory is served with --engine vllm)");
+        std::find(options.engine_flags.begin(), options.engine_flags.end(), "--runner") ==
+            options.engine_flags.end()) {
+        return Error::Invalid("MODEL", "MODEL '" + request.model +
+                                           "' is not a GGUF file; --engine llama needs one "
+                                           "(a model directory is served with --engine vllm)");
     }
     plan.flags = SplitEngineFlags(request.kind, options.engine_flags);
 
@@ -119,7 +121,8 @@ Result<Plan> MakePlan(ServeOptions& options) {
     request.data_parallel_size = plan.flags.data_parallel_size.value_or(1);
     if (options.data_parallel_size > 0) {
         if (plan.flags.data_parallel_size && *plan.flags.data_parallel_size != options.data_parallel_size) {
-            plan.flags.warnings.push_back("--data-parallel-size " + std::to_string(*plan.flags.data_parallel_size) +
+            plan.flags.warnings.push_back("--data-parallel-size " +
+                                          std::to_string(*plan.flags.data_parallel_size) +
                                           " behind -- loses against serve's own --data-parallel-size " +
                                           std::to_string(options.data_parallel_size));
         }
@@ -148,21 +151,24 @@ Result<Plan> MakePlan(ServeOptions& options) {
             worker.socket_dir = options.gateway.socket_dir + (options.replicas > 1 ? "/" + worker.name : "");
         }
         if (request.kind == EngineKind::kTokenSpeed) {
-            const std::string dir = worker.socket_dir.empty()
-                                        ? "/tmp/rankgate-" + std::to_string(::getuid()) + "-" + std::to_string(::getpid())
-                                        : worker.socket_dir;
+            const std::string dir =
+                worker.socket_dir.empty()
+                    ? "/tmp/rankgate-" + std::to_string(::getuid()) + "-" + std::to_string(::getpid())
+                    : worker.socket_dir;
             handshake_paths.push_back(dir + "/" + worker.name);
         }
         options.gateway.workers.push_back(std::move(worker));
     }
     if (request.kind == EngineKind::kTokenSpeed) {
-        auto workers = PlanTokenSpeed(kTokenSpeedBasePort, options.replicas, request.data_parallel_size, handshake_paths, PortBusy);
+        auto workers = PlanTokenSpeed(kTokenSpeedBasePort, options.replicas, request.data_parallel_size,
+                                      handshake_paths, PortBusy);
         if (!workers.ok()) {
             return workers.error();
         }
         plan.tokenspeed = std::move(*workers);
         for (std::size_t i = 0; i < plan.tokenspeed.size(); ++i) {
-            options.gateway.workers[i].rpc_port = static_cast<std::uint16_t>(plan.tokenspeed[i].handshake_port);
+            options.gateway.workers[i].rpc_port =
+                static_cast<std::uint16_t>(plan.tokenspeed[i].handshake_port);
         }
     }
     return plan;
@@ -176,27 +182,32 @@ int PortOf(const std::string& address) {
 Result<std::vector<ProcessSpec>> MakeProcesses(const ServeOptions& options, const Plan& plan,
                                                const std::vector<std::string>& handshake_addresses) {
     std::vector<ProcessSpec> specs;
-    const int tensor = std::max(plan.request.tensor_parallel_size, plan.flags.tensor_parallel_size.value_or(1));
+    const int tensor =
+        std::max(plan.request.tensor_parallel_size, plan.flags.tensor_parallel_size.value_or(1));
     const int per_replica = plan.request.data_parallel_size * tensor;
     for (int replica = 0; replica < options.replicas; ++replica) {
         const auto index = static_cast<std::size_t>(replica);
         const int port = PortOf(handshake_addresses[index]);
-        const auto commands = plan.request.kind == EngineKind::kTokenSpeed
-                                  ? BuildTokenSpeedCommands(plan.request, plan.flags, port, plan.tokenspeed[index].port)
-                                  : BuildCommands(plan.request, plan.flags, port, plan.lockstep);
+        const auto commands =
+            plan.request.kind == EngineKind::kTokenSpeed
+                ? BuildTokenSpeedCommands(plan.request, plan.flags, port, plan.tokenspeed[index].port)
+                : BuildCommands(plan.request, plan.flags, port, plan.lockstep);
         for (const EngineCommand& command : commands) {
             ProcessSpec spec;
             const std::string group = options.replicas > 1 ? "group " + std::to_string(replica) + " " : "";
-            spec.name = group + (command.ranks > 1 ? "ranks " + std::to_string(command.first_rank) + "-" +
-                                                         std::to_string(command.first_rank + command.ranks - 1)
-                                                   : "rank " + std::to_string(command.first_rank));
+            spec.name =
+                group + (command.ranks > 1 ? "ranks " + std::to_string(command.first_rank) + "-" +
+                                                 std::to_string(command.first_rank + command.ranks - 1)
+                                           : "rank " + std::to_string(command.first_rank));
             spec.argv = command.argv;
             if (plan.request.kind == EngineKind::kLlama) {
-                // ggml's default of waiting threads burns the cores that the gateway and the other ranks need.
+                // ggml's default of waiting threads burns the cores that the gateway and the other ranks
+                // need.
                 spec.environment.emplace_back("OMP_WAIT_POLICY", "passive");
             } else {
-                const auto slice = GpuSlice(::getenv("CUDA_VISIBLE_DEVICES"),
-                                            replica * per_replica + command.first_rank * tensor, command.ranks * tensor);
+                const auto slice =
+                    GpuSlice(::getenv("CUDA_VISIBLE_DEVICES"),
+                             replica * per_replica + command.first_rank * tensor, command.ranks * tensor);
                 if (!slice.ok()) {
                     return slice.error();
                 }
@@ -252,17 +263,19 @@ void PrintReady(const gateway::Gateway& gateway, const gateway::GatewayOptions& 
     AppendJsonEscaped(name, options.ServedNames().front());
     const bool unix_socket = !options.uds.empty();
     const std::string url = unix_socket ? "http://localhost" : gateway.url();
-    std::string body = R"({"model": ")" + name +
-                       R"(", "temperature": 0, "messages": [{"role": "system", "content": "You are a helpful assistant."}, )"
-                       R"({"role": "user", "content": "What is the capital of France?"}]})";
+    std::string body =
+        R"({"model": ")" + name +
+        R"(", "temperature": 0, "messages": [{"role": "system", "content": "You are a helpful assistant."}, )"
+        R"({"role": "user", "content": "What is the capital of France?"}]})";
     std::string curl = "curl " + std::string(unix_socket ? "--unix-socket " + options.uds + " " : "") +
-                       (options.ssl_certfile.empty() ? "" : "-k ") + url + "/v1/chat/completions -H 'Content-Type: application/json'";
+                       (options.ssl_certfile.empty() ? "" : "-k ") + url +
+                       "/v1/chat/completions -H 'Content-Type: application/json'";
     if (!options.api_keys.empty()) {
         curl += " -H \"Authorization: Bearer $RANKGATE_API_KEY\"";
     }
-    std::cout << "\nrankgate is ready\n  address  " << (unix_socket ? "unix:" + options.uds : url) << "\n  model    "
-              << options.ServedNames().front() << "\n\nTry it:\n  " << curl << " -d " << ShellQuoted(body)
-              << "\n\nCtrl-C ends everything.\n"
+    std::cout << "\nrankgate is ready\n  address  " << (unix_socket ? "unix:" + options.uds : url)
+              << "\n  model    " << options.ServedNames().front() << "\n\nTry it:\n  " << curl << " -d "
+              << ShellQuoted(body) << "\n\nCtrl-C ends everything.\n"
               << std::endl;
 }
 
@@ -337,7 +350,8 @@ class Server {
 
     void OnExit(const Supervisor::Exit& exit) {
         if (!exit.restarting) {
-            LogError("engine_given_up", {{"name", exit.name}, {"how", exit.how}, {"serving", was_ready_.load()}});
+            LogError("engine_given_up",
+                     {{"name", exit.name}, {"how", exit.how}, {"serving", was_ready_.load()}});
             gave_up_ = true;
         }
     }
@@ -347,12 +361,14 @@ class Server {
         std::string said;
         auto said_at = std::chrono::steady_clock::now();
         for (;;) {
-            const timespec wait{0, std::chrono::duration_cast<std::chrono::nanoseconds>(kPollInterval).count()};
+            const timespec wait{0,
+                                std::chrono::duration_cast<std::chrono::nanoseconds>(kPollInterval).count()};
             const int signal = ::sigtimedwait(&set, nullptr, &wait);
             if (signal > 0) {
                 return signal == SIGINT ? Outcome::kInterrupted : Outcome::kTerminated;
             }
-            // A rank that is given up while others serve is loud in the log and in /health; the service goes on.
+            // A rank that is given up while others serve is loud in the log and in /health; the service goes
+            // on.
             if (gave_up_ && (!was_ready_ || NothingLive(*gateway_, options_.replicas))) {
                 std::cerr << "rankgate serve: the engine died; its last lines are above\n";
                 return Outcome::kEngineDied;
@@ -376,8 +392,8 @@ class Server {
         }
     }
 
-    /// A second Ctrl-C does not wait for the drain. Wrappers forward the signal that their group got as well: what comes within
-    /// kSameSignal of the first is that one again.
+    /// A second Ctrl-C does not wait for the drain. Wrappers forward the signal that their group got as well:
+    /// what comes within kSameSignal of the first is that one again.
     static void WatchForSecondSignal() {
         std::thread([begun = std::chrono::steady_clock::now()] {
             const sigset_t set = Signals();
@@ -421,14 +437,18 @@ int ServeMain(int argc, char** argv) {
         ->check(CLI::IsMember({"llama", "vllm", "tokenspeed"}));
     app.add_option("--engine-command", options.engine_command,
                    "Program and leading arguments of the engine, e.g. '/opt/venv/bin/vllm serve'");
-    app.add_option("--data-parallel-size", options.data_parallel_size, "Ranks in ONE group")->check(CLI::Range(1, 1024));
-    app.add_option("--replicas", options.replicas, "Groups to start")->check(CLI::Range(1, kMaxReplicas));
-    app.add_option("--tensor-parallel-size", options.tensor_parallel_size, "Tensor-parallel ranks of each engine rank")
+    app.add_option("--data-parallel-size", options.data_parallel_size, "Ranks in ONE group")
         ->check(CLI::Range(1, 1024));
-    app.add_option("--max-num-seqs", options.max_num_seqs, "Sequences a rank runs at once (passed to the engine)")
+    app.add_option("--replicas", options.replicas, "Groups to start")->check(CLI::Range(1, kMaxReplicas));
+    app.add_option("--tensor-parallel-size", options.tensor_parallel_size,
+                   "Tensor-parallel ranks of each engine rank")
+        ->check(CLI::Range(1, 1024));
+    app.add_option("--max-num-seqs", options.max_num_seqs,
+                   "Sequences a rank runs at once (passed to the engine)")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
-    app.add_option("--socket-dir", options.gateway.socket_dir,
-                   "Folder of the engine sockets; with a fixed one a restarted gateway finds its engines again");
+    app.add_option(
+        "--socket-dir", options.gateway.socket_dir,
+        "Folder of the engine sockets; with a fixed one a restarted gateway finds its engines again");
     app.footer("Flags behind -- go to the engine: rankgate serve MODEL --engine vllm -- --dtype bfloat16");
     try {
         app.parse(own, argv);
@@ -441,7 +461,8 @@ int ServeMain(int argc, char** argv) {
     }
     InitLog(options.gateway.log_level, options.gateway.log_format);
     Server::BlockSignals();
-    ::unsetenv("VLLM_DP_SIZE");  // they would turn the engines into something else (vLLM reads them with one rank)
+    ::unsetenv(
+        "VLLM_DP_SIZE");  // they would turn the engines into something else (vLLM reads them with one rank)
     ::unsetenv("VLLM_DP_RANK");
     auto plan = MakePlan(options);
     if (!plan.ok()) {

@@ -36,7 +36,9 @@ constexpr std::size_t kMaxLine = 8192;
 /// Bytes read from one child between two looks at the others.
 constexpr std::size_t kReadChunk = 16'384;
 
-int PidfdOpen(pid_t pid) noexcept { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
+int PidfdOpen(pid_t pid) noexcept {
+    return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+}
 
 std::string Describe(int status) {
     if (WIFSIGNALED(status)) {
@@ -66,10 +68,11 @@ Status Spawn(Child& child) {
     std::vector<std::string> environment;
     for (char** entry = environ; *entry != nullptr; ++entry) {
         const std::string_view text{*entry};
-        const bool replaced = std::any_of(child.spec.environment.begin(), child.spec.environment.end(), [&](const auto& pair) {
-            return text.size() > pair.first.size() && text.compare(0, pair.first.size(), pair.first) == 0 &&
-                   text[pair.first.size()] == '=';
-        });
+        const bool replaced =
+            std::any_of(child.spec.environment.begin(), child.spec.environment.end(), [&](const auto& pair) {
+                return text.size() > pair.first.size() &&
+                       text.compare(0, pair.first.size(), pair.first) == 0 && text[pair.first.size()] == '=';
+            });
         if (!replaced) {
             environment.emplace_back(text);
         }
@@ -142,7 +145,9 @@ Status Spawn(Child& child) {
         int status = 0;
         ::waitpid(pid, &status, 0);
         return Error{ErrorCode::kInternal,
-                     "cannot start " + child.spec.name + ": " + child.spec.argv[0] + ": " + std::strerror(report.error), "", false};
+                     "cannot start " + child.spec.name + ": " + child.spec.argv[0] + ": " +
+                         std::strerror(report.error),
+                     "", false};
     }
     child.pid = pid;
     child.pidfd.reset(PidfdOpen(pid));
@@ -199,7 +204,8 @@ struct Supervisor::Impl {
     SupervisorOptions options;
     std::function<void(const Exit&)> on_exit;
     std::vector<Child> children;
-    mutable std::mutex mutex;  // guards pids_by_name, started, start_status; never held while waiting for a child
+    mutable std::mutex
+        mutex;  // guards pids_by_name, started, start_status; never held while waiting for a child
     std::condition_variable changed;
     bool start_done{false};
     Status start_status;
@@ -225,7 +231,8 @@ struct Supervisor::Impl {
             if (!status.ok()) {
                 break;
             }
-            LogInfo("engine_started", {{"name", child.spec.name}, {"pid", child.pid}, {"program", child.spec.argv[0]}});
+            LogInfo("engine_started",
+                    {{"name", child.spec.name}, {"pid", child.pid}, {"program", child.spec.argv[0]}});
         }
         PublishPids();
         {
@@ -256,7 +263,8 @@ struct Supervisor::Impl {
         // Without a pidfd (an old kernel) exits are found by asking each second.
         milliseconds wait{1000};
         if (next != TimePoint::max()) {
-            wait = std::clamp(std::chrono::duration_cast<milliseconds>(next - now) + milliseconds(1), milliseconds(0), wait);
+            wait = std::clamp(std::chrono::duration_cast<milliseconds>(next - now) + milliseconds(1),
+                              milliseconds(0), wait);
         }
         ::poll(fds.data(), fds.size(), static_cast<int>(wait.count()));
         if ((fds[0].revents & POLLIN) != 0) {
@@ -299,8 +307,10 @@ struct Supervisor::Impl {
         const TimePoint now = std::chrono::steady_clock::now();
         child.failures = now - child.started >= options.healthy_after ? 1 : child.failures + 1;
         const bool restart = serving.load() && child.failures <= options.max_failures;
-        LogWarning("engine_exited",
-                   {{"name", child.spec.name}, {"how", Describe(status)}, {"restarting", restart}, {"failures", child.failures}});
+        LogWarning("engine_exited", {{"name", child.spec.name},
+                                     {"how", Describe(status)},
+                                     {"restarting", restart},
+                                     {"failures", child.failures}});
         if (restart) {
             ScheduleRestart(child, now);
             if (child.spec.restart_group >= 0) {
@@ -355,12 +365,14 @@ struct Supervisor::Impl {
         const Status status = Spawn(child);
         PublishPids();
         if (status.ok()) {
-            LogInfo("engine_restarted", {{"name", child.spec.name}, {"pid", child.pid}, {"failures", child.failures}});
+            LogInfo("engine_restarted",
+                    {{"name", child.spec.name}, {"pid", child.pid}, {"failures", child.failures}});
             return;
         }
         ++child.failures;
         const bool again = child.failures <= options.max_failures;
-        LogError("engine_restart_failed", {{"name", child.spec.name}, {"why", status.error().message}, {"again", again}});
+        LogError("engine_restart_failed",
+                 {{"name", child.spec.name}, {"why", status.error().message}, {"again", again}});
         if (again) {
             ScheduleRestart(child, std::chrono::steady_clock::now());
         } else {
@@ -429,7 +441,8 @@ struct Supervisor::Impl {
     }
 };
 
-Supervisor::Supervisor(std::vector<ProcessSpec> specs, SupervisorOptions options, std::function<void(const Exit&)> on_exit)
+Supervisor::Supervisor(std::vector<ProcessSpec> specs, SupervisorOptions options,
+                       std::function<void(const Exit&)> on_exit)
     : impl_{std::make_unique<Impl>()} {
     impl_->options = options;
     impl_->on_exit = std::move(on_exit);
@@ -440,7 +453,9 @@ Supervisor::Supervisor(std::vector<ProcessSpec> specs, SupervisorOptions options
     }
 }
 
-Supervisor::~Supervisor() { Stop(); }
+Supervisor::~Supervisor() {
+    Stop();
+}
 
 Status Supervisor::Start() {
     RG_CHECK(!impl_->thread.joinable());
@@ -450,7 +465,9 @@ Status Supervisor::Start() {
     return impl_->start_status;
 }
 
-void Supervisor::SetServing() noexcept { impl_->serving = true; }
+void Supervisor::SetServing() noexcept {
+    impl_->serving = true;
+}
 
 void Supervisor::Stop() noexcept {
     if (!impl_->thread.joinable()) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts engine processes and keeps them running: own process group each, output forwarded line by line with a prefix, exits seen through
-// a pidfd, restarts with back-off, a bounded stop. One thread owns everything; the public methods are thread-safe. Children get
-// SIGTERM by PR_SET_PDEATHSIG when this process dies, however it dies; that signal is tied to the thread that forked, which is why
-// all forks happen on the supervisor's own thread.
+// Starts engine processes and keeps them running: own process group each, output forwarded line by line with
+// a prefix, exits seen through a pidfd, restarts with back-off, a bounded stop. One thread owns everything;
+// the public methods are thread-safe. Children get SIGTERM by PR_SET_PDEATHSIG when this process dies,
+// however it dies; that signal is tied to the thread that forked, which is why all forks happen on the
+// supervisor's own thread.
 #pragma once
 
 #include <chrono>
@@ -20,7 +21,8 @@ struct ProcessSpec {
     std::string name;  // log prefix, e.g. "rank 0"
     std::vector<std::string> argv;
     std::vector<std::pair<std::string, std::string>> environment;  // on top of ours
-    /// Processes with the same number are restarted together when one of them dies (a lockstep group); negative = alone.
+    /// Processes with the same number are restarted together when one of them dies (a lockstep group);
+    /// negative = alone.
     int restart_group{-1};
 };
 
@@ -43,8 +45,10 @@ class Supervisor {
         bool restarting{false};
     };
 
-    /// `on_exit` runs on the supervisor's thread after each unexpected exit; with restarting == false the supervisor has given up.
-    Supervisor(std::vector<ProcessSpec> specs, SupervisorOptions options, std::function<void(const Exit&)> on_exit);
+    /// `on_exit` runs on the supervisor's thread after each unexpected exit; with restarting == false the
+    /// supervisor has given up.
+    Supervisor(std::vector<ProcessSpec> specs, SupervisorOptions options,
+               std::function<void(const Exit&)> on_exit);
     /// Stops (bounded) and joins.
     ~Supervisor();
     Supervisor(const Supervisor&) = delete;
@@ -52,7 +56,8 @@ class Supervisor {
 
     /// Starts all processes. An error names the program that could not be executed.
     Status Start();
-    /// From now on an exit is final: once the group serves, it is restarted instead. Until SetServing an exit ends the start-up.
+    /// From now on an exit is final: once the group serves, it is restarted instead. Until SetServing an exit
+    /// ends the start-up.
     void SetServing() noexcept;
     /// Terminates all processes and waits for them; at most stop_timeout plus a second. Idempotent.
     void Stop() noexcept;

@@ -65,12 +65,14 @@ TEST(SupervisorTest, AProgramThatDoesNotExistIsAnErrorThatNamesIt) {
     Supervisor supervisor({spec}, Quick(), [](const Supervisor::Exit&) {});
     const Status status = supervisor.Start();
     ASSERT_FALSE(status.ok());
-    EXPECT_NE(status.error().message.find("/nonexistent/engine"), std::string::npos) << status.error().message;
+    EXPECT_NE(status.error().message.find("/nonexistent/engine"), std::string::npos)
+        << status.error().message;
 }
 
 TEST(SupervisorTest, BeforeServingAnExitIsFinal) {
     Exits exits;
-    Supervisor supervisor({Shell("rank 0", "echo cannot load; exit 7")}, Quick(), [&](const auto& exit) { exits.Add(exit); });
+    Supervisor supervisor({Shell("rank 0", "echo cannot load; exit 7")}, Quick(),
+                          [&](const auto& exit) { exits.Add(exit); });
     ASSERT_TRUE(supervisor.Start().ok());
     ASSERT_TRUE(exits.WaitFor(1));
     EXPECT_EQ(exits.all[0].how, "exit status 7");
@@ -90,7 +92,8 @@ TEST(SupervisorTest, AServingEngineIsRestartedAndItsSiblingIsLeftAlone) {
     ASSERT_TRUE(exits.WaitFor(1));
     EXPECT_TRUE(exits.all[0].restarting);
     EXPECT_EQ(exits.all[0].how.substr(0, 8), "signal 9");
-    ASSERT_TRUE(WaitUntil([&] { return supervisor.PidOf("rank 0") > 0 && supervisor.PidOf("rank 0") != first; }));
+    ASSERT_TRUE(
+        WaitUntil([&] { return supervisor.PidOf("rank 0") > 0 && supervisor.PidOf("rank 0") != first; }));
     EXPECT_EQ(supervisor.PidOf("rank 1"), sibling);
 }
 
@@ -106,8 +109,8 @@ TEST(SupervisorTest, ALockstepGroupIsRestartedAsOne) {
     const int sibling = supervisor.PidOf("rank 1");
     ASSERT_EQ(::kill(first, SIGKILL), 0);
     ASSERT_TRUE(WaitUntil([&] {
-        return supervisor.PidOf("rank 1") > 0 && supervisor.PidOf("rank 1") != sibling && supervisor.PidOf("rank 0") > 0 &&
-               supervisor.PidOf("rank 0") != first;
+        return supervisor.PidOf("rank 1") > 0 && supervisor.PidOf("rank 1") != sibling &&
+               supervisor.PidOf("rank 0") > 0 && supervisor.PidOf("rank 0") != first;
     }));
 }
 
@@ -125,8 +128,9 @@ TEST(SupervisorTest, StopReachesGrandchildrenAndTheStubborn) {
     const std::string file = testing::TempDir() + "supervisor_grandchild." + std::to_string(::getpid());
     SupervisorOptions options = Quick();
     options.stop_timeout = milliseconds(200);
-    Supervisor supervisor({Shell("stubborn", "trap '' TERM; sleep 60 & echo $! > " + file + "; while :; do sleep 1; done")}, options,
-                          [](const auto&) {});
+    Supervisor supervisor(
+        {Shell("stubborn", "trap '' TERM; sleep 60 & echo $! > " + file + "; while :; do sleep 1; done")},
+        options, [](const auto&) {});
     ASSERT_TRUE(supervisor.Start().ok());
     int grandchild = 0;
     ASSERT_TRUE(WaitUntil([&] { return static_cast<bool>(std::ifstream(file) >> grandchild); }));
