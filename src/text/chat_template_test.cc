@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <atomic>
+#include <chrono>
 #include <set>
 #include <thread>
 
@@ -147,6 +148,28 @@ TEST(ChatTemplate, EndlessLoopsEnd) {
                       "[]", limits)
                   .find("The chat template"),
               std::string::npos);
+}
+
+TEST(ChatTemplate, WorkOnLongTextsIsBoundedInTimeToo) {
+    const auto start = std::chrono::steady_clock::now();
+    const RenderLimits limits{.cpu_ms = 300};
+    EXPECT_NE(Failure("{% set s = 'a' * 20000000 %}{% for i in range(100000) %}{% if 'b' in s %}x{% endif "
+                      "%}{% endfor %}",
+                      "[]", limits)
+                  .find("takes too long"),
+              std::string::npos);
+    EXPECT_NE(Failure("{% set l = range(300000) | list %}{% for i in range(100000) %}{% if -1 in l %}x{% "
+                      "endif %}{% endfor %}",
+                      "[]", limits)
+                  .find("takes too"),
+              std::string::npos);
+    EXPECT_NE(Failure("{% set l = range(200000) | list %}{% for i in range(100000) %}{% set x = l | "
+                      "sort(reverse=true) %}{% endfor %}",
+                      "[]", limits)
+                  .find("takes too"),
+              std::string::npos);
+    // Loose on purpose: a busy machine may give us a tenth of a core.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds{60});
 }
 
 TEST(ChatTemplate, RecursionEnds) {

@@ -619,6 +619,21 @@ static value_string rg_derived(const std::string & text, bool is_input) {
     ("jinja/value.h", 1, "        return typeid(*this) == typeid(other) && is_hashable() && other.is_hashable() && std::equal(val_arr.begin(), val_arr.end(), other.val_arr.begin(), other.val_arr.end(), value_equivalence());\n",
      f"        {L}Depth rg_depth; {L}Step();\n"
      "        return typeid(*this) == typeid(other) && std::equal(val_arr.begin(), val_arr.end(), other.val_arr.begin(), other.val_arr.end(), value_equivalence());\n"),
+    # {% if -1 in l %}: a minus behind a keyword is a sign.
+    ("jinja/lexer.cpp", 1, "            switch (last_token_type) {\n                case token::identifier:\n",
+     "            if (last_token_type == token::identifier) {\n"
+     "                for (const char * rg_word : {\"if\", \"elif\", \"else\", \"in\", \"and\", \"or\", \"not\", \"is\"}) {\n"
+     "                    if (tokens.back().value == rg_word) last_token_type = token::comma;\n                }\n            }\n"
+     "            switch (last_token_type) {\n                case token::identifier:\n"),
+    # Comparisons and copies of long strings count as work, so that the clock is looked at often enough.
+    ("jinja/value.h", 1, "    virtual bool operator==(const value_t & other) const { return equivalent(other); }\n",
+     f"    virtual bool operator==(const value_t & other) const {{ {L}Step(); return equivalent(other); }}\n"),
+    ("jinja/value.cpp", 1, "bool value_compare(const value & a, const value & b, value_compare_op op) {\n",
+     f"bool value_compare(const value & a, const value & b, value_compare_op op) {{\n    {L}Step();\n"),
+    ("jinja/value.h", 1, "    virtual string as_string() const override { return val_str; }\n",
+     f"    virtual string as_string() const override {{ for (const auto & p : val_str.parts) {L}Work(p.val.size()); return val_str; }}\n"),
+    ("jinja/string.cpp", 1, "std::string string::str() const {\n",
+     f"std::string string::str() const {{\n    for (const auto & p : parts) {L}Work(p.val.size());\n"),
     # Literals and names are made once.
     ("jinja/runtime.h", 1, "    std::string val;\n    explicit string_literal(const std::string & val) : val(val) {}\n", "    std::string val;\n    value rg_value;\n    explicit string_literal(const std::string & val) : val(val), rg_value(mk_val<value_string>(val)) {}\n"),
     ("jinja/runtime.h", 1, "        return mk_val<value_string>(val);\n", "        return rg_value;\n"),

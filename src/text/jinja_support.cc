@@ -58,7 +58,12 @@ void Step() {
     }
 }
 
+void Work(std::size_t bytes) noexcept {
+    state.until_clock -= static_cast<std::int64_t>(bytes >> 8);
+}
+
 void Charge(std::size_t bytes) {
+    Work(bytes);
     state.left.bytes -=
         static_cast<std::int64_t>(bytes > (std::size_t{1} << 40) ? std::size_t{1} << 40 : bytes);
     if (state.left.bytes < 0) {

@@ -46,6 +46,8 @@ class Scope {
 void Step();
 /// `bytes` are about to be copied. Throws LimitExceeded.
 void Charge(std::size_t bytes);
+/// `bytes` are read or copied for a moment: brings the next look at the clock nearer. Never throws.
+void Work(std::size_t bytes) noexcept;
 /// A value came to life or died. ValueBorn throws LimitExceeded (the value then never lived).
 void ValueBorn();
 void ValueDied() noexcept;
