@@ -15,7 +15,7 @@ JOBS ?= $(shell nproc)
 export PORT HOST MODEL ARGS PRESET FILTER FUZZ_SECONDS PEERS JOBS
 
 .PHONY: help serve test build test-asan test-tsan fuzz test-vllm test-vllm-short test-tokenspeed test-tokenspeed-short test-sdk \
-	test-judges test-relay test-soak bench bench-relay wheel deb lint docs clean
+	test-text test-judges test-relay test-soak bench bench-relay wheel deb lint docs clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
@@ -52,6 +52,9 @@ test-tokenspeed-short: ## a short form of test-tokenspeed
 
 test-sdk: ## the official OpenAI SDKs (Python, Node) against the gateway
 	@scripts/lanes/sdk.sh
+
+test-text: ## real tokenizer.json files of seven model families against their reference (downloads 100 MB)
+	@scripts/bootstrap.sh test && scripts/build.sh dev text_tokenizers_lane && tests/text/run_tokenizers.sh
 
 test-judges: ## other people's conformance suites against the gateway
 	@scripts/lanes/judges.sh

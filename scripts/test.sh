@@ -19,10 +19,14 @@ run() {
     echo "==> $name"
     "$@" >"$log" 2>&1 || status=$?
     local ok bad
-    # ctest: "100% tests passed, 0 tests failed out of 9"; pytest: "3 failed, 40 passed in 2s"; ours: "N passed, N failed".
+    # ctest: "100% tests passed, 0 tests failed out of 9"; pytest: "3 failed, 40 passed in 2s"; ours: "N passed, N failed";
+    # the wire conformance: "N checks, N failed".
     if grep -q 'tests failed out of' "$log"; then
         bad=$(grep -oE '[0-9]+ tests failed out of' "$log" | tail -1 | grep -oE '^[0-9]+')
         ok=$(($(grep -oE 'tests failed out of [0-9]+' "$log" | tail -1 | grep -oE '[0-9]+$') - bad))
+    elif grep -qE '^[0-9]+ checks, [0-9]+ failed$' "$log"; then
+        bad=$(grep -E '^[0-9]+ checks, [0-9]+ failed$' "$log" | awk '{n += $3} END {print n}')
+        ok=$(($(grep -E '^[0-9]+ checks, [0-9]+ failed$' "$log" | awk '{n += $1} END {print n}') - bad))
     else
         ok=$( (grep -oE '[0-9]+ passed' "$log" || true) | awk '{n += $1} END {print n + 0}')
         bad=$( (grep -oE '[0-9]+ (failed|errors?)\b' "$log" || true) | awk '{n += $1} END {print n + 0}')
