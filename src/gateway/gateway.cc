@@ -105,7 +105,7 @@ class GatewayImpl final : public Gateway, public State {
     }
 
     Status Start() override {
-        const int threads = options.http_threads > 0 ? options.http_threads : DefaultThreads();
+        const int threads = options.http_threads;
         const int prepare =
             options.prepare_threads > 0 ? options.prepare_threads : std::max(2, DefaultThreads());
         pool = std::make_unique<PreparePool>(prepare, static_cast<std::size_t>(options.max_prepare_queue));

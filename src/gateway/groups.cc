@@ -24,6 +24,7 @@ GroupFactory RealGroups() {
         if (!loopback && options.allow_remote_engines) {
             actor.link.data_host = http::StripBrackets(spec.address);
         }
+        actor.own_thread = options.http_threads != 1;
         auto started = group::GroupActor::Start(std::move(actor));
         if (!started) {
             return started.error();
@@ -36,6 +37,11 @@ GroupFactory RealGroups() {
             const std::size_t end = handle.handshake_address.find(']');
             handle.handshake_address = "tcp://" + handle.handshake_address.substr(kMapped.size(), end - kMapped.size()) +
                                        handle.handshake_address.substr(end + 1);
+        }
+        if (options.http_threads == 1) {
+            group::GroupActor* tenant = started->get();
+            handle.tenant = LoopTenant{tenant->poll_fd(), [tenant] { tenant->RunOnce(Duration::zero()); },
+                                       [tenant] { return tenant->next_deadline(); }};
         }
         handle.group = std::move(*started);
         return handle;

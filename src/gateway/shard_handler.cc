@@ -77,12 +77,59 @@ ShardHandler::ShardHandler(http::Shard& shard, State& state, ShardMetrics& metri
     streams_.reserve(1024);
     free_streams_.reserve(1024);
     shard_.Watch(mailbox_.fd(), [this] { OnOutputs(); });
+    AdoptTenants();
+    TickTenants();
 }
 
 ShardHandler::~ShardHandler() = default;
 
 void ShardHandler::OnStop() noexcept {
     shard_.Unwatch(mailbox_.fd());
+    for (const auto& entry : tenants_) {
+        shard_.Unwatch(entry->handle.tenant->poll_fd);
+    }
+    tenants_.clear();
+}
+
+void ShardHandler::AdoptTenants() {
+    std::erase_if(tenants_, [this](const std::shared_ptr<GroupEntry>& entry) {
+        const bool gone = std::find(table_->entries.begin(), table_->entries.end(), entry) == table_->entries.end();
+        if (gone) {
+            shard_.Unwatch(entry->handle.tenant->poll_fd);
+        }
+        return gone;
+    });
+    for (const auto& entry : table_->entries) {
+        if (entry->handle.tenant && std::find(tenants_.begin(), tenants_.end(), entry) == tenants_.end()) {
+            tenants_.push_back(entry);
+            shard_.Watch(entry->handle.tenant->poll_fd, [this, &one = *entry] { RunTenant(one); });
+        }
+    }
+}
+
+void ShardHandler::RunTenant(GroupEntry& entry) {
+    entry.handle.tenant->run_once();
+    OnOutputs();  // what the turn has handed over leaves now, not after another wake-up
+    if (entry.handle.tenant->next_deadline() == TimePoint{}) {
+        shard_.Post([this, index = entry.index] {
+            for (const auto& tenant : tenants_) {
+                if (tenant->index == index) {
+                    RunTenant(*tenant);
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// The loop's clock is coarse (100 ms), and so are the deadlines of a group.
+void ShardHandler::TickTenants() {
+    for (const auto& tenant : tenants_) {
+        if (tenant->handle.tenant->next_deadline() <= shard_.Now()) {
+            RunTenant(*tenant);
+        }
+    }
+    shard_.SetTimer(std::chrono::milliseconds{50}, [this] { TickTenants(); });
 }
 
 void ShardHandler::SetTable(std::shared_ptr<const GroupTable> table) {
@@ -91,6 +138,7 @@ void ShardHandler::SetTable(std::shared_ptr<const GroupTable> table) {
         return std::none_of(table_->entries.begin(), table_->entries.end(),
                             [&](const auto& entry) { return entry->index == cached.first; });
     });
+    AdoptTenants();
 }
 
 void ShardHandler::FailRequests(std::int32_t group, const Error& error, group::CancelCause cause) {

@@ -86,6 +86,10 @@ class ShardHandler final : public http::Handler {
     Status Authorize(const http::Request& request, const Route* route) const;
 
     void OnOutputs();
+    /// Groups without a thread that this shard's loop runs: watched as long as they are in the table.
+    void AdoptTenants();
+    void RunTenant(GroupEntry& entry);
+    void TickTenants();
     void Deliver(const group::OutputBatch& batch, const group::Output& output);
     group::StreamKey OpenStream(Session& session, std::uint32_t choice);
     void CloseStream(group::StreamKey key);
@@ -143,6 +147,7 @@ class ShardHandler final : public http::Handler {
     api::Parser parser_;
     api::IdSource ids_;
     std::shared_ptr<const GroupTable> table_;
+    std::vector<std::shared_ptr<GroupEntry>> tenants_;
     std::unordered_map<std::int32_t, ModelCache> models_;
     std::vector<Stream> streams_;
     std::vector<std::uint32_t> free_streams_;
