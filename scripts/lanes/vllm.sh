@@ -11,4 +11,4 @@ form=${1:-full}
 flags=()
 [ "$form" = short ] && flags+=(--short)
 say "$form form"
-exec build/venv-vllm/bin/python -m pytest -q -x --maxfail=5 --timeout 900 -p no:cacheprovider "${flags[@]}" ${FILTER:+-k "$FILTER"} tests/vllm
+exec build/venv-vllm/bin/python -m pytest -q --maxfail=8 --timeout 900 -p no:cacheprovider "${flags[@]}" ${FILTER:+-k "$FILTER"} tests/vllm

@@ -44,8 +44,13 @@ class Load:
 
 def test_a_cold_burst_spreads_over_both_ranks(dense2):
     load = Load(dense2, 8, 400)
-    wait_for("both ranks busy", lambda: dense2.gateway.metric("rankgate_in_flight", rank="0") == 4
-             and dense2.gateway.metric("rankgate_in_flight", rank="1") == 4, 10, 0.01)
+
+    def spread():
+        counts = [dense2.gateway.metric("rankgate_in_flight", rank=str(rank)) for rank in (0, 1)]
+        # A report that is a step old may count for one request more or less.
+        return counts if sum(counts) == 8 and min(counts) >= 3 else None
+
+    wait_for("eight requests over both ranks", spread, 10, 0.01)
     assert all(r["end"] == "length" for r in load.join())
     dense2.gateway.wait_idle()
 
