@@ -104,9 +104,13 @@ Failure FollowerSession::Missing(Phase phase, std::string_view text) const {
 
 Failure FollowerSession::GiveUp(const Failure& failure) {
     Fail(failure, true);
-    // If rank 0 was killed before it could remove the name, somebody who outlives it has to.
-    RemoveIfStale(config_.where);
-    return Cause();
+    const Failure cause = Cause();
+    // If rank 0 was killed before it could remove the name, somebody who outlives it has to. Whatever rank 0
+    // itself has said comes after it has removed the name.
+    if (cause.code == Code::kLeaderDied || (cause.code == Code::kJoinTimeout && (cause.missing & 1U) != 0)) {
+        RemoveIfStale(config_.where);
+    }
+    return cause;
 }
 
 /// Receives WELCOME or FAIL with the descriptors that come along.
@@ -304,9 +308,6 @@ void FollowerSession::OnPeerGone(Peer& /*peer*/, bool process_gone) noexcept {
     failure.SetText(process_gone ? "rank 0's process has ended"
                                  : "rank 0's connection is closed without finish");
     Fail(failure, true);
-    if (!armed_) {
-        RemoveIfStale(config_.where);
-    }
 }
 
 Result<std::optional<JoinReport>> FollowerSession::Join(const InterruptCheck& interrupt) {

@@ -180,7 +180,10 @@ void LeaderSession::Refuse(int socket, const Failure& failure) noexcept {
 }
 
 Failure LeaderSession::GiveUp(const Failure& failure) {
-    // Everybody who is connected is told over its connection: not all have the shared board yet.
+    // The name goes first, so that nobody who is told has to look after it. Everybody who is connected is
+    // told over its connection: not all have the shared board yet.
+    UnguardFromFork(listener_.fd());
+    listener_.Close();
     Fail(failure);
     const Failure cause = Cause();
     const auto message = Encode(MessageType::kFail, cause);
@@ -189,8 +192,6 @@ Failure LeaderSession::GiveUp(const Failure& failure) {
         SendAll(pending->fd.get(), message);
     }
     pendings_.clear();
-    UnguardFromFork(listener_.fd());
-    listener_.Close();
     return cause;
 }
 

@@ -511,6 +511,55 @@ TEST_P(ProcessTest, KilledIdleRanksAreToldFast) {
     }
 }
 
+TEST_P(ProcessTest, KilledAtAnyMomentTheOthersEndWithOneCauseAndNoNameIsLeft) {
+    std::mt19937 random{std::random_device{}()};
+    const int runs = Runs("RELAY_KILLS", 12);
+    for (int i = 0; i < runs; ++i) {
+        NewAddress();
+        nodes_.clear();
+        const int size = std::array{2, 3, 5}[static_cast<std::size_t>(i) % 3];
+        const int victim = static_cast<int>(random() % static_cast<unsigned>(size));
+        for (int r = 0; r < size; ++r) {
+            Start(r, size, {{"join", "0.7"}, {"steps", "300"}, {"bytes", i % 2 == 0 ? "100" : "20000"}});
+        }
+        // Any moment: from before main() to after the end.
+        ::usleep(static_cast<unsigned>(random() % 40000));
+        At(victim).Signal(SIGKILL);
+        const auto at = Clock::now();
+        std::string first;
+        std::string seen;
+        for (auto& [rank, node] : nodes_) {
+            if (rank == victim) {
+                continue;
+            }
+            std::string line = node->Line();
+            if (line.substr(0, 4) == "had ") {
+                line = node->Line();
+            }
+            const int status = node->End();
+            EXPECT_TRUE(status == 0 || status == 3) << "rank " << rank << " status " << status;
+            const std::string what =
+                line.substr(0, line.find(' ', 5)) + (status == 3 ? line.substr(line.find(" origin"), 9) : "");
+            seen += "; rank " + std::to_string(rank) + ": " + line;
+            const bool named = what == "fail peer_died origin=" + std::to_string(victim) ||
+                               what == "fail join_timeout origin=" + std::to_string(victim) ||
+                               what == "fail leader_died origin=0";
+            EXPECT_TRUE(status == 0 || named) << "rank " << rank << ", victim " << victim << ": " << line;
+            if (victim != 0) {
+                // Rank 0 lives and has told everybody the same. Without it each follower can only say what it
+                // saw itself.
+                first = first.empty() ? what : first;
+                EXPECT_EQ(what, first) << "rank " << rank << ", victim " << victim << ": " << line;
+            }
+        }
+        EXPECT_LT(Clock::now() - at, std::chrono::seconds{6});
+        for (const auto& left : std::filesystem::directory_iterator{folder_}) {
+            ADD_FAILURE() << left.path() << " is left; victim " << victim << " of " << size << seen;
+        }
+        ASSERT_FALSE(HasFailure()) << "run " << i;
+    }
+}
+
 TEST_P(ProcessTest, AStoppedFollowerIsWaitedForWithinTheBudget) {
     Start(0, 3, {{"steps", "2000"}, {"publish_stall", "10"}, {"say_joined", "1"}});
     Start(1, 3);

@@ -163,16 +163,28 @@ UniqueFd DialTcp(const std::string& where) noexcept {
 }
 
 /// Nobody accepts there: refused for a while, since a starting leader refuses too between its bind and its
-/// listen.
+/// listen. A process that is being killed may close its connections some milliseconds before its listener: a
+/// connection that it then drops is no life either.
 bool Refuses(const std::string& path) noexcept {
-    for (int i = 0; i < 10; ++i) {
-        if (DialUnix(path).valid() || errno != ECONNREFUSED) {
+    constexpr int kLiveMs = 200;
+    int refused = 0;
+    for (int i = 0; i < 20 && refused < 10; ++i) {
+        const UniqueFd fd = DialUnix(path);
+        if (fd.valid()) {
+            pollfd p{fd.get(), POLLIN, 0};
+            if (::poll(&p, 1, kLiveMs) == 0) {
+                return false;  // it waits for our HELLO
+            }
+            continue;
+        }
+        if (errno != ECONNREFUSED) {
             return false;
         }
+        ++refused;
         timespec pause{0, 3'000'000};
         ::nanosleep(&pause, nullptr);
     }
-    return true;
+    return refused == 10;
 }
 
 Failure ListenFailure(Code code, int error, std::string_view text) {

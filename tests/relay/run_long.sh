@@ -12,6 +12,8 @@ say "publish at once: $runs runs on each back-end"
 RELAY_RUNS=$runs "$bin/relay_process_test" --gtest_brief=1 --gtest_filter='*TheFrameBehindGo*'
 say "cold starts: $starts on each back-end"
 RELAY_COLD_STARTS=$starts "$bin/relay_process_test" --gtest_brief=1 --gtest_filter='*ColdStarts*'
+say "killed at any moment"
+RELAY_KILLS=300 "$bin/relay_process_test" --gtest_brief=1 --gtest_filter="*KilledAtAnyMoment*"
 say "everything else"
 "$bin/relay_test" --gtest_brief=1
 "$bin/relay_process_test" --gtest_brief=1
