@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/rank.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,7 +38,9 @@ constexpr Duration kDeathDelay = std::chrono::milliseconds(500);
 constexpr const char* kVllmVersion = "0.32.0+rankgate";
 constexpr const char* kTokenSpeedVersion = "tokenspeed-0.1.1+rankgate";
 
-std::atomic<transport::EngineLink*> g_signal_link{nullptr};
+/// Written by signal handlers and the relay's thread at any time, also while a rank ends: made once, never
+/// closed.
+std::atomic<int> g_wake_fd{-1};
 
 std::string InstanceId() {
     std::random_device random;
@@ -54,15 +58,29 @@ std::string InstanceId() {
 }  // namespace
 
 Rank::Rank(RankConfig config, ModelRunner& runner, const Clock& clock)
-    : config_{std::move(config)}, runner_{runner}, clock_{clock} {}
-
-Rank::~Rank() {
-    g_signal_link.store(nullptr);
+    : config_{std::move(config)}, runner_{runner}, clock_{clock} {
+    if (g_wake_fd.load() < 0) {
+        g_wake_fd.store(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    }
 }
 
+Rank::~Rank() {}
+
 void Rank::WakeFromSignal() noexcept {
-    if (transport::EngineLink* link = g_signal_link.load()) {
-        link->Wake();
+    const std::uint64_t one = 1;
+    const ssize_t written = ::write(g_wake_fd.load(), &one, sizeof one);
+    (void)written;  // no rank yet, or a full counter: nobody sleeps
+}
+
+void Rank::WaitForWork(Duration wait) noexcept {
+    pollfd watched[2] = {{link_->poll_fd(), POLLIN, 0}, {g_wake_fd.load(), POLLIN, 0}};
+    timespec limit{};
+    limit.tv_sec = static_cast<time_t>(wait.count() / 1'000'000'000);
+    limit.tv_nsec = static_cast<long>(wait.count() % 1'000'000'000);
+    if (::ppoll(watched, 2, &limit, nullptr) > 0 && watched[1].revents != 0) {
+        std::uint64_t count = 0;
+        const ssize_t taken = ::read(watched[1].fd, &count, sizeof count);
+        (void)taken;
     }
 }
 
@@ -111,7 +129,6 @@ Status Rank::Connect(const std::atomic<int>& stop) {
         return link.error();
     }
     link_ = std::move(link).value();
-    g_signal_link.store(link_.get());
     LogInfo("engine_dialling", {{"address", config_.handshake_address}, {"index", options.engine_index}});
     const TimePoint limit = clock_.Now() + config_.init_timeout;
     while (true) {
@@ -326,6 +343,7 @@ Status Rank::Loop(const std::atomic<int>& stop) {
         }
     };
     const bool faults = runner_.faults() != nullptr;
+    bool drained = false;
     while (stop.load(std::memory_order_relaxed) == 0) {
         Duration wait{0};
         if (!core_->runnable()) {
@@ -335,7 +353,11 @@ Status Rank::Loop(const std::atomic<int>& stop) {
             wait = faults ? std::min(wait, kFaultPoll) : wait;
         }
         const bool behind = core_->runnable() && FrontendsAreBehind();
-        link_->Poll(behind ? kBehindPoll : wait, on_input);
+        if (behind || (wait > Duration{0} && drained)) {
+            WaitForWork(behind ? kBehindPoll : wait);
+        }
+        // A full helping means that more may be there, of which the descriptor need not tell again.
+        drained = link_->Poll(Duration{0}, on_input) < transport::EngineLink::kMaxInputsPerPoll;
         if (!behind) {  // else inputs were taken (aborts too), and tokens wait until the frontend has read
                         // some
             if (Status round = Round(); !round.ok()) {
@@ -377,7 +399,6 @@ int Rank::Run(const std::atomic<int>& stop, StepMirror* mirror) {
         link_->SendDead();
         exit_code_ = kExitDied;
     }
-    g_signal_link.store(nullptr);
     link_.reset();  // lingers, bounded, until the last words left
     const CoreCounters& counters = core_->counters();
     LogInfo("engine_stopped", {{"requests", counters.requests},

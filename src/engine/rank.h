@@ -69,12 +69,13 @@ class Rank {
     /// Runs until `stop` holds a signal number, the engine dies, or the handshake fails. Returns the exit
     /// code.
     int Run(const std::atomic<int>& stop, StepMirror* mirror = nullptr);
-    /// Makes a waiting Run look at `stop`. Any thread, also a signal handler (one eventfd write). Null before
-    /// Run dialled.
+    /// Makes a waiting Run look at `stop`. Any thread, also a signal handler (one eventfd write).
     static void WakeFromSignal() noexcept;
 
   private:
     Status Connect(const std::atomic<int>& stop);
+    /// Sleeps until there is input, a wake-up, or `wait` has passed.
+    void WaitForWork(Duration wait) noexcept;
     std::string ReadyResponse() const;
     Status Loop(const std::atomic<int>& stop);
     /// Applies the inputs of this round and runs one step; with a mirror, on all ranks.

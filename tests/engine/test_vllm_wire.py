@@ -134,7 +134,7 @@ def test_utilities(vllm):
 
 
 def test_a_restarted_frontend_finds_the_rank_and_its_outputs(vllm):
-    vllm.start(0, "--sim-step-us", "20000")
+    vllm.start(0, "--sim-step-us", "40000")
     vllm.add("r", max_tokens=60)
     assert vllm.pump(10, lambda: len(vllm.tokens("r")) > 3)
     vllm.close_data()
