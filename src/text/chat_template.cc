@@ -546,7 +546,7 @@ Result<std::shared_ptr<const ChatTemplate>> ChatTemplate::Compile(std::string so
     if (!IsValidUtf8(source) || source.find('\0') != source.npos) {
         return Error::Invalid("chat_template", "The chat template is not valid UTF-8 text.");
     }
-    const support::Scope scope{support::Budget{}};
+    const support::Scope scope{support::Budget{}, false};
     auto impl = std::make_unique<Impl>();
     try {
         jinja::lexer lexer;
@@ -593,7 +593,7 @@ Result<RenderedPrompt> ChatTemplate::Render(const RenderRequest& request) const 
     budget.values = limits.values;
     budget.depth = limits.depth;
     budget.bytes += static_cast<std::int64_t>(input) * 32;
-    const support::Scope scope{budget};
+    const support::Scope scope{budget, true};  // outlives every value of this render
 
     RenderedPrompt prompt;
     try {

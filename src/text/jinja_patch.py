@@ -219,11 +219,16 @@ PATCHES = [
      f"value statement::execute(context & ctx) const {{\n    {L}Depth rg_depth;\n    {L}Step();\n"),
     # Every value counts; and they die iteratively: a list nested 100 000 deep must not be torn down by recursion.
     ("jinja/value.h", 1, "    value_t() = default;\n    value_t(const value_t &) = default;\n    virtual ~value_t() = default;\n",
-     f"    value_t() {{ {L}ValueBorn(); }}\n"
-     "    value_t(const value_t &) = delete;\n"
-     "    virtual ~value_t() { rg_release(val_arr, val_obj); " + L + "ValueDied(); }\n"
+     "    value_t() = default;\n"
+     "    ~value_t() override { rg_release(val_arr, val_obj); }\n"
+     "    void DropChildren() noexcept override {\n"
+     "        const func_handler func = std::move(val_func);\n"
+     "        val_func = nullptr;\n"
+     "        rg_release(val_arr, val_obj); // last: it may delete this value\n"
+     "    }\n"
      "    static void rg_release(std::vector<value> & arr, std::vector<std::pair<value, value>> & obj) noexcept;\n"
      "    bool rg_has_input() const; // some text in it came from the client\n"),
+    ("jinja/value.h", 1, "struct value_t {\n    int64_t val_int;\n", f"struct value_t : public {L}Tracked {{\n    int64_t val_int;\n"),
     ("jinja/value.cpp", 1, "// func_args method implementations\n", """\
 void value_t::rg_release(std::vector<value> & arr, std::vector<std::pair<value, value>> & obj) noexcept {
     if (arr.empty() && obj.empty()) {

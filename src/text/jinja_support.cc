@@ -21,6 +21,8 @@ struct State {
     std::int64_t cpu_deadline{0};
     std::int64_t live{0};
     int depth{0};
+    bool collect{false};
+    Tracked* newest{nullptr};
 };
 thread_local State state;
 
@@ -32,14 +34,22 @@ std::int64_t ThreadCpuNs() noexcept {
 
 }  // namespace
 
-Scope::Scope(const Budget& budget) noexcept {
+Scope::Scope(const Budget& budget, bool collect) noexcept {
     state.left = budget;
+    state.collect = collect;
     state.until_clock = kStepsPerClock;
     state.cpu_deadline = ThreadCpuNs() + budget.cpu_ns;
     state.depth = 0;
     state.live = 0;
 }
 Scope::~Scope() {
+    // Letting go may delete the value itself and others; each leaves the list first.
+    while (state.newest != nullptr) {
+        Tracked* const survivor = state.newest;
+        survivor->Unlink();
+        survivor->DropChildren();
+    }
+    state.collect = false;
     state.left = Budget{};
     state.cpu_deadline = 0;
     state.depth = 0;
@@ -71,15 +81,38 @@ void Charge(std::size_t bytes) {
     }
 }
 
-void ValueBorn() {
+Tracked::Tracked() {
     Step();
     if (state.live >= state.left.values) {
         throw LimitExceeded{"holds too many values"};
     }
     ++state.live;
+    if (state.collect) {
+        next_ = state.newest;
+        if (next_ != nullptr) {
+            next_->previous_ = this;
+        }
+        state.newest = this;
+        linked_ = true;
+    }
 }
-void ValueDied() noexcept {
+
+Tracked::~Tracked() {
     --state.live;
+    Unlink();
+}
+
+void Tracked::Unlink() noexcept {
+    // Only values of the running scope are linked, so this is always the list of the thread that made them.
+    if (!linked_) {
+        return;
+    }
+    linked_ = false;
+    (previous_ == nullptr ? state.newest : previous_->next_) = next_;
+    if (next_ != nullptr) {
+        next_->previous_ = previous_;
+    }
+    previous_ = next_ = nullptr;
 }
 
 Depth::Depth() {

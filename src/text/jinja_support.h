@@ -33,10 +33,12 @@ struct Budget {
     int depth{600};                               // nested evaluations
 };
 
-/// Installs `budget` for this thread until it leaves the scope.
+/// Installs `budget` for this thread until it leaves the scope. With `collect`, values made inside and still
+/// alive at its end can only be holding each other in a circle (a list that contains itself): they are let go
+/// of.
 class Scope {
   public:
-    explicit Scope(const Budget& budget) noexcept;
+    Scope(const Budget& budget, bool collect) noexcept;
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -48,9 +50,25 @@ void Step();
 void Charge(std::size_t bytes);
 /// `bytes` are read or copied for a moment: brings the next look at the clock nearer. Never throws.
 void Work(std::size_t bytes) noexcept;
-/// A value came to life or died. ValueBorn throws LimitExceeded (the value then never lived).
-void ValueBorn();
-void ValueDied() noexcept;
+
+/// What every value of the engine is: counted while it lives, and known to the Scope it was made in.
+class Tracked {
+  public:
+    /// Throws LimitExceeded when there are too many (the value then never lived).
+    Tracked();
+    virtual ~Tracked();
+    Tracked(const Tracked&) = delete;
+    Tracked& operator=(const Tracked&) = delete;
+    /// Lets go of all values this one holds; may delete this one.
+    virtual void DropChildren() noexcept = 0;
+
+  private:
+    friend class Scope;
+    void Unlink() noexcept;
+    Tracked* previous_{nullptr};
+    Tracked* next_{nullptr};
+    bool linked_{false};
+};
 
 /// One level of recursion.
 class Depth {
