@@ -425,6 +425,9 @@ Result<std::unique_ptr<Gateway>> Gateway::Create(GatewayOptions options, GroupFa
     if (const Status valid = Validate(options); !valid) {
         return valid.error();
     }
+    if (options.http_threads == 0) {
+        options.http_threads = DefaultThreads();
+    }
     auto gateway =
         std::make_unique<GatewayImpl>(std::move(options), factory ? std::move(factory) : RealGroups());
     if (const Status loaded = gateway->Load(); !loaded) {

@@ -19,12 +19,12 @@
 
 namespace rankgate::gateway {
 
-/// A group that has no thread of its own: the one shard's loop runs it, so that an engine's frame becomes bytes on a socket in one
-/// wake-up. Every call on that shard's thread.
+/// A group that has no thread of its own: the one shard's loop runs it, so that an engine's frame becomes
+/// bytes on a socket in one wake-up. Every call on that shard's thread.
 struct LoopTenant {
-    int poll_fd{-1};                            // readable when run_once has work
-    std::function<void()> run_once;             // one turn, without waiting
-    std::function<TimePoint()> next_deadline;   // when to call it anyway; in the past = at once again
+    int poll_fd{-1};                           // readable when run_once has work
+    std::function<void()> run_once;            // one turn, without waiting
+    std::function<TimePoint()> next_deadline;  // when to call it anyway; in the past = at once again
 };
 
 /// A running group and where its engines must dial.
@@ -34,7 +34,8 @@ struct GroupHandle {
     std::optional<LoopTenant> tenant;
 };
 
-/// Starts group `index`; may make it a tenant of the loop if options.http_threads is 1 (it is resolved by then, never 0). The default one forms a real group (transport/); tests give a scripted one.
+/// Starts group `index`; may make it a tenant of the loop if options.http_threads is 1 (it is resolved by
+/// then, never 0). The default one forms a real group (transport/); tests give a scripted one.
 using GroupFactory =
     std::function<Result<GroupHandle>(const GatewayOptions&, const WorkerSpec&, std::int32_t index)>;
 

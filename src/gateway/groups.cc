@@ -35,7 +35,8 @@ GroupFactory RealGroups() {
         constexpr std::string_view kMapped = "tcp://[::ffff:";
         if (handle.handshake_address.starts_with(kMapped)) {
             const std::size_t end = handle.handshake_address.find(']');
-            handle.handshake_address = "tcp://" + handle.handshake_address.substr(kMapped.size(), end - kMapped.size()) +
+            handle.handshake_address = "tcp://" +
+                                       handle.handshake_address.substr(kMapped.size(), end - kMapped.size()) +
                                        handle.handshake_address.substr(end + 1);
         }
         if (options.http_threads == 1) {

@@ -93,7 +93,8 @@ void ShardHandler::OnStop() noexcept {
 
 void ShardHandler::AdoptTenants() {
     std::erase_if(tenants_, [this](const std::shared_ptr<GroupEntry>& entry) {
-        const bool gone = std::find(table_->entries.begin(), table_->entries.end(), entry) == table_->entries.end();
+        const bool gone =
+            std::find(table_->entries.begin(), table_->entries.end(), entry) == table_->entries.end();
         if (gone) {
             shard_.Unwatch(entry->handle.tenant->poll_fd);
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a connection in arbitrary segments: the parser must never consume more than it was given, keep more body than the limit, or
-// depend on where the segments end. The first two bytes choose the segment size and whether the body is thrown away.
+// Bytes of a connection in arbitrary segments: the parser must never consume more than it was given, keep
+// more body than the limit, or depend on where the segments end. The first two bytes choose the segment size
+// and whether the body is thrown away.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -50,9 +51,11 @@ std::string Run(std::string_view bytes, std::size_t segment, bool discard) {
             }
             RG_CHECK(!discard || request->body.empty());
             RG_CHECK(request->num_headers() <= limits.max_headers);
-            seen += std::string{request->method_text()} + " " + std::string{request->path()} + "?" + std::string{request->query()} + "\n";
+            seen += std::string{request->method_text()} + " " + std::string{request->path()} + "?" +
+                    std::string{request->query()} + "\n";
             for (std::size_t i = 0; i < request->num_headers(); ++i) {
-                seen += std::string{request->header(i).first} + ":" + std::string{request->header(i).second} + "\n";
+                seen += std::string{request->header(i).first} + ":" + std::string{request->header(i).second} +
+                        "\n";
             }
             seen += request->body + (parser->keep_alive() ? "+\n" : "-\n");
             if (++requests == 8) {

@@ -1153,8 +1153,10 @@ void ShardImpl::Tick() {
         {
             const Batch batch{*this};
             wheel_.Advance(now_, [](WheelEntry& entry) { static_cast<Connection&>(entry).OnDeadline(); });
-            // As many as there are now: a timer that is set again by its own callback waits for the next tick.
-            for (std::size_t left = timers_.size(); left > 0 && !timers_.empty() && timers_.begin()->first <= now_; --left) {
+            // As many as there are now: a timer that is set again by its own callback waits for the next
+            // tick.
+            for (std::size_t left = timers_.size();
+                 left > 0 && !timers_.empty() && timers_.begin()->first <= now_; --left) {
                 auto node = timers_.extract(timers_.begin());
                 timer_index_.erase(node.mapped().first);
                 node.mapped().second();

@@ -48,12 +48,17 @@ def test_requests_without_a_token_move_to_the_other_rank(stack):
     wait_for("both live", lambda: rank_state(server, 0) == rank_state(server, 1) == "live", 10)
     held.tell({"rule": {"tokens": [97], "hold": True}})
     streams = [Stream(server.port, {"prompt": "x", "max_tokens": 5, "ignore_eos": True}) for _ in range(20)]
-    run(streams, until=lambda: sum(s.closed_at is not None for s in streams) >= 10)
-    wait_for("the rest on rank 0", lambda: server.metric("rankgate_in_flight", rank="0") == 10, 5)
+    # The sim rank answers at once; what went to the other one stays there without a token.
+    def on_held() -> int:
+        return int(server.metric("rankgate_in_flight", rank="0"))
+
+    run(streams, until=lambda: sum(s.closed_at is not None for s in streams) + on_held() == 20)
+    moving = on_held()
+    assert moving > 0
     held.popen.kill()
     run(streams, seconds=10)
     assert all(s.done() and len(s.text()) == 5 for s in streams), [s.error() for s in streams]
-    assert server.metric("rankgate_retries_total") == 10
+    assert server.metric("rankgate_retries_total") == moving
     assert server_rank.popen.poll() is None
     server.wait_idle()
 
