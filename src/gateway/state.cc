@@ -56,7 +56,7 @@ bool State::Ready() const {
         }
         any = true;
         const auto snapshot = entry->handle.group->Snapshot();
-        if (snapshot == nullptr || !snapshot->serving || snapshot->max_model_len <= 0) {
+        if (snapshot == nullptr || !snapshot->serving || snapshot->forming || snapshot->max_model_len <= 0) {
             return false;
         }
     }

@@ -645,6 +645,7 @@ template <class P>
 void GroupCore<P>::SetState(std::int32_t r, RankState state, std::string_view reason) {
     Rank& rank = At(r);
     live_ranks_ += (state == RankState::kLive ? 1 : 0) - (rank.state == RankState::kLive ? 1 : 0);
+    forming_ = forming_ && live_ranks_ < config_.size;
     rank.state = state;
     rank.reason.assign(reason.substr(0, kMaxReason));
     dirty_ = true;
@@ -1284,6 +1285,7 @@ GroupSnapshot GroupCore<P>::MakeSnapshot(TimePoint now) const {
     snapshot.live = live_ranks_;
     snapshot.lockstep = lockstep_;
     snapshot.serving = serving();
+    snapshot.forming = forming_;
     snapshot.wakes = static_cast<std::int64_t>(counters_.wakes);
     snapshot.retries = static_cast<std::int64_t>(counters_.retries);
     const auto cancels = [&](CancelCause cause) {

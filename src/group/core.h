@@ -246,6 +246,8 @@ class GroupCore {
     void AdminEnded(AdminMethod method, bool ok, TimePoint now)
         requires(Protocol::kHasUtility);
     void BeginDrain();
+    /// A rank was re-attached: the group had formed before this gateway came, whatever is missing now.
+    void FoundRunning() noexcept { forming_ = false; }
     /// Ends every live request with `error` and queues its ABORT: the group is being closed.
     void FailAll(const Error& error, TimePoint now);
 
@@ -397,6 +399,7 @@ class GroupCore {
     std::uint32_t scan_start_{0};
     bool lockstep_{false};
     bool draining_{false};
+    bool forming_{true};
     bool drained_said_{false};
     bool dirty_{true};
     [[no_unique_address]] typename Protocol::Waves waves_;

@@ -1225,5 +1225,24 @@ TEST(Snapshot, SaysWhichRankAndWhy) {
     EXPECT_LT(s.ranks[0].load_age_seconds, 0);
 }
 
+TEST(Snapshot, AGroupIsFormingUntilEveryRankWasLiveOnce) {
+    CoreConfig config;
+    config.size = 2;
+    GroupCore<VllmProtocol> core{config};
+    const TimePoint now{std::chrono::seconds{1}};
+    const auto up = [&](std::int32_t rank) {
+        ASSERT_TRUE(core.RankRegistered(rank, RankFacts{}, now).ok());
+        core.RankUp(rank, now);
+    };
+    EXPECT_TRUE(core.MakeSnapshot(now).forming);
+    up(0);
+    EXPECT_TRUE(core.MakeSnapshot(now).serving);
+    EXPECT_TRUE(core.MakeSnapshot(now).forming);
+    up(1);
+    EXPECT_FALSE(core.MakeSnapshot(now).forming);
+    core.RankLost(1, LossKind::kDead, "killed", now);
+    EXPECT_FALSE(core.MakeSnapshot(now).forming) << "a loss is not a start";
+}
+
 }  // namespace
 }  // namespace rankgate::group

@@ -92,6 +92,9 @@ struct GroupSnapshot {
     std::int32_t live{0};
     bool lockstep{false};
     bool serving{false};
+    /// True until every rank was live once (or the group was found running by a restarted gateway): it may serve already, but it is not
+    /// what was asked for, so readiness waits.
+    bool forming{false};
     std::int64_t max_model_len{0};  // the smallest of the live ranks; 0 = not known yet
     std::int64_t wakes{0};
     std::int64_t retries{0};

@@ -560,8 +560,11 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         Execute();
     }
 
-    void OnLive(std::int32_t rank, const transport::RankFacts& facts, bool /*reattached*/) override {
+    void OnLive(std::int32_t rank, const transport::RankFacts& facts, bool reattached) override {
         ClearLoss(rank);
+        if (reattached) {
+            core_.FoundRunning();
+        }
         At(rank).undecodable = 0;
         At(rank).start_problem.clear();
         At(rank).last_output = now_;
