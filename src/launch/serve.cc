@@ -92,6 +92,9 @@ Result<Plan> MakePlan(ServeOptions& options) {
     Plan plan;
     EngineRequest& request = plan.request;
     request.model = options.gateway.model;
+    if (request.model.empty()) {
+        return Error::Invalid("MODEL", "MODEL is missing: give a GGUF file, a model directory or a name");
+    }
     if (options.engine.empty()) {
         options.engine = LooksLikeGguf(request.model) ? "llama" : "vllm";
     }
