@@ -311,7 +311,7 @@ void FollowerSession::OnPeerGone(Peer& /*peer*/, bool process_gone) noexcept {
 }
 
 Result<std::optional<JoinReport>> FollowerSession::Join(const InterruptCheck& interrupt) {
-    Call call{*this, interrupt, Phase::kDial};
+    Call call{*this, interrupt};
     if (std::optional<Failure> refused = call.Enter(false)) {
         return *refused;
     }
@@ -384,7 +384,7 @@ void FollowerSession::Delivered(Step* step) {
 
 Result<Wait> FollowerSession::NextStep(std::optional<Seconds> timeout, Step* step,
                                        const InterruptCheck& interrupt) {
-    Call call{*this, interrupt, Phase::kRead};
+    Call call{*this, interrupt};
     if (std::optional<Failure> refused = call.Enter(true)) {
         return *refused;
     }
@@ -417,7 +417,7 @@ Result<Wait> FollowerSession::NextStep(std::optional<Seconds> timeout, Step* ste
 
 Result<bool> FollowerSession::TryNextStep(Step* step) {
     const InterruptCheck none;
-    Call call{*this, none, Phase::kRead};
+    Call call{*this, none};
     if (std::optional<Failure> refused = call.Enter(true)) {
         return *refused;
     }

@@ -423,7 +423,7 @@ void LeaderSession::PollOnce(Call& call) {
 }
 
 Result<std::optional<JoinReport>> LeaderSession::Join(const InterruptCheck& interrupt) {
-    Call call{*this, interrupt, Phase::kDial};
+    Call call{*this, interrupt};
     if (std::optional<Failure> refused = call.Enter(false)) {
         return *refused;
     }
@@ -532,7 +532,7 @@ void LeaderSession::BlameTheStopped(Failure* failure) noexcept {
 
 Result<Wait> LeaderSession::Publish(std::span<const Frame> frames, std::uint64_t* number,
                                     const InterruptCheck& interrupt) {
-    Call call{*this, interrupt, Phase::kPublish};
+    Call call{*this, interrupt};
     if (std::optional<Failure> refused = call.Enter(true)) {
         return *refused;
     }

@@ -412,7 +412,7 @@ std::vector<double> Session::BeatAges() const {
 
 Status Session::SetDigest(std::uint64_t value) {
     const InterruptCheck none;
-    Call call{*this, none, Phase::kDigest};
+    Call call{*this, none};
     if (std::optional<Failure> refused = call.Enter(true)) {
         return *refused;
     }
@@ -442,7 +442,7 @@ void Session::TakeDigest(int rank, std::uint64_t step, std::uint64_t value) noex
 }
 
 Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) {
-    Call call{*this, interrupt, Phase::kFinish};
+    Call call{*this, interrupt};
     if (finished_) {
         return Wait::kReady;
     }
@@ -541,8 +541,8 @@ void Session::Close() noexcept {
     ClosePlane();
 }
 
-Call::Call(Session& session, const InterruptCheck& interrupt, Phase phase) noexcept
-    : session_{session}, interrupt_{interrupt}, phase_{phase} {}
+Call::Call(Session& session, const InterruptCheck& interrupt) noexcept
+    : session_{session}, interrupt_{interrupt} {}
 
 Call::~Call() {
     if (locked_) {

@@ -143,7 +143,7 @@ class Session : public std::enable_shared_from_this<Session> {
 /// One blocking call of the scheduler's thread: who it is, how long it may wait, what ends it.
 class Call final : public Waiting {
   public:
-    Call(Session& session, const InterruptCheck& interrupt, Phase phase) noexcept;
+    Call(Session& session, const InterruptCheck& interrupt) noexcept;
     ~Call();
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
@@ -162,7 +162,6 @@ class Call final : public Waiting {
   private:
     Session& session_;
     const InterruptCheck& interrupt_;
-    Phase phase_;
     std::optional<SteadyTime> until_;
     Budget* budget_{nullptr};
     std::uint64_t next_step_{0};
