@@ -741,7 +741,7 @@ struct ResponseAssembler::Impl {
             choice.done = true;
             --open;
             choice.finish = FinishReason::kError;
-            return Fail(FinishError(finish), out);
+            return Fail(FinishError(finish, output.stop_reason), out);
         }
         const std::size_t before = out.size();
         StoreFacts(choice, output);
@@ -873,7 +873,17 @@ std::size_t ResponseAssembler::held_bytes() const noexcept {
     return bytes;
 }
 
-Error FinishError(wire::FinishReason reason) {
+Error FinishError(wire::FinishReason reason, const wire::StopReason* why) {
+    // vLLM gives no reason with an error; our own engine end says why it refused a request, as "field:
+    // sentence". That is the client's mistake and not worth the retries that a 5xx brings.
+    if (reason == wire::FinishReason::kError && why != nullptr && std::holds_alternative<std::string>(*why)) {
+        const std::string& text = std::get<std::string>(*why);
+        const std::size_t colon = text.find(": ");
+        const bool named = colon != std::string::npos && colon > 0 &&
+                           text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") == colon;
+        return Error::Invalid(named ? text.substr(0, colon) : std::string{},
+                              "The engine refused the request: " + (named ? text.substr(colon + 2) : text));
+    }
     switch (reason) {
         case wire::FinishReason::kAbort:
             return Error{ErrorCode::kEngineError, "The engine aborted the request.", {}, true};

@@ -82,7 +82,8 @@ class ResponseAssembler {
 };
 
 /// A finish reason that is no success (abort, error, repetition, anything unknown) as the error to show.
-Error FinishError(wire::FinishReason reason);
+/// `why` may be null; a text in it is the engine's refusal ("field: sentence") and makes a 400 of an error.
+Error FinishError(wire::FinishReason reason, const wire::StopReason* why = nullptr);
 
 /// {"error":{"message","type","param","code"}}, all four keys always, valid UTF-8 whatever the message holds.
 void AppendErrorJson(std::string& out, const Error& error);

@@ -711,6 +711,17 @@ TEST(BadEnding, BeforeTheFirstByteItIsAnHttpError) {
     }
 }
 
+TEST(BadEnding, WhatTheEngineRefusesByNameIsTheClientsMistake) {
+    Reply run{Endpoint::kChat, Chat()};
+    EXPECT_TRUE(run.Feed({}, FinishReason::kError, 0,
+                         std::string{"structured_outputs: runner llama follows grammars only"})
+                    .failed);
+    EXPECT_EQ(HttpStatus(run.assembler->error().code), 400);
+    EXPECT_EQ(run.assembler->error().param, "structured_outputs");
+    EXPECT_EQ(run.assembler->error().message,
+              "The engine refused the request: runner llama follows grammars only");
+}
+
 TEST(BadEnding, TextThatIsStillHeldBackIsNoFirstByte) {
     Reply run{Endpoint::kCompletion, Completion(R"("stream":true,"stop":"XYZ")")};
     run.Text("XY");
