@@ -788,7 +788,11 @@ TEST_F(GroupActorTest, StraysDoNotDisturbTheGroup) {
     stray("", bytes);
     stray("abc", bytes);
     stray(std::string("\x09\x00", 2), bytes);
-    stray(std::string("\x00\x00", 2), "garbage");
+    // It holds a rank's identity, and has it before the rank comes (its answer says so).
+    stray(std::string("\x00\x00", 2), bytes);
+    zmq_pollitem_t answered{strays.back(), 0, ZMQ_POLLIN, 0};
+    ASSERT_EQ(::zmq_poll(&answered, 1, 15'000), 1);
+    ::zmq_send(strays.back(), "garbage", 7, 0);
     // Something that is no ZeroMQ peer at all.
     const std::string address = actor_->handshake_address();
     const int port = std::atoi(address.substr(address.rfind(':') + 1).c_str());
@@ -812,6 +816,97 @@ TEST_F(GroupActorTest, StraysDoNotDisturbTheGroup) {
         ::zmq_close(socket);
     }
     ::zmq_ctx_term(context);
+}
+
+/// Sockets that talk to the handshake port under names that they have no right to.
+class Strays {
+  public:
+    explicit Strays(const std::string& address) : address_{address} {}
+    ~Strays() {
+        while (!sockets_.empty()) {
+            Leave();
+        }
+        ::zmq_ctx_term(context_);
+    }
+    Strays(const Strays&) = delete;
+    Strays& operator=(const Strays&) = delete;
+    void* Come(std::string_view identity) {
+        void* socket = ::zmq_socket(context_, ZMQ_DEALER);
+        const int linger = 0;
+        ::zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger);
+        ::zmq_setsockopt(socket, ZMQ_ROUTING_ID, identity.data(), identity.size());
+        ::zmq_connect(socket, address_.c_str());
+        sockets_.push_back(socket);
+        return socket;
+    }
+    static void Say(void* socket, std::string_view bytes) {
+        ::zmq_send(socket, bytes.data(), bytes.size(), 0);
+    }
+    static bool Hears(void* socket, Duration limit) {
+        zmq_pollitem_t item{socket, 0, ZMQ_POLLIN, 0};
+        const auto ms = std::chrono::duration_cast<milliseconds>(limit).count();
+        if (::zmq_poll(&item, 1, static_cast<long>(ms)) != 1) {
+            return false;
+        }
+        char text[4096];
+        return ::zmq_recv(socket, text, sizeof text, 0) > 0;
+    }
+    void Leave() {
+        ::zmq_close(sockets_.back());
+        sockets_.pop_back();
+    }
+
+  private:
+    const std::string address_;
+    void* context_{::zmq_ctx_new()};
+    std::vector<void*> sockets_;
+};
+
+const std::string kIdentity0("\0\0", 2);
+
+std::string HelloBytes() {
+    std::string bytes;
+    wire::EncodeGreeting({}, transport::Dialect::kVllm, bytes);
+    return bytes;
+}
+
+/// The engine's side of the handshake, by hand: says HELLO and reads INITs when the test wants it to.
+std::string InitInput(void* socket, Duration limit) {
+    zmq_pollitem_t item{socket, 0, ZMQ_POLLIN, 0};
+    if (::zmq_poll(&item, 1, static_cast<long>(std::chrono::duration_cast<milliseconds>(limit).count())) !=
+        1) {
+        return {};
+    }
+    char text[4096];
+    const int n = ::zmq_recv(socket, text, sizeof text, 0);
+    const auto init = wire::DecodeInit({text, static_cast<std::size_t>(std::max(n, 0))});
+    return init.ok() ? init->inputs[0] : std::string{};
+}
+
+TEST_F(GroupActorTest, ARankWhoseIdentityAStrayTookAfterItsHelloStillGetsItsInit) {
+    // Once with a stray that greets, once with one that talks nonsense.
+    for (const std::string& words : {HelloBytes(), std::string("nonsense")}) {
+        Start(Options(1));
+        Strays strays(actor_->handshake_address());
+        void* engine = strays.Come(kIdentity0);
+        Strays::Say(engine, HelloBytes());
+        ASSERT_FALSE(InitInput(engine, seconds(15)).empty());
+        // From here on as if that INIT had been for somebody else: the engine waits for one.
+        void* stray = strays.Come(kIdentity0);
+        Strays::Say(stray, words);
+        // INITs on their way before the stray came are none that it waits for.
+        const bool greets = words == HelloBytes();
+        ASSERT_EQ(greets && !InitInput(stray, seconds(15)).empty(), greets);
+        if (!greets) {
+            std::this_thread::sleep_for(milliseconds(200));
+        }
+        while (Strays::Hears(engine, milliseconds(0))) {
+        }
+        strays.Leave();
+        EXPECT_FALSE(InitInput(engine, seconds(15)).empty()) << words;
+        // And it can still register under that very address.
+        actor_.reset();
+    }
 }
 
 TEST_F(GroupActorTest, OneUndecodableOutputIsCountedAndAStreakEndsTheRank) {

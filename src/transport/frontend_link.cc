@@ -282,6 +282,9 @@ class ZmqFrontendLink final : public FrontendLink {
         std::array<int, kPlanes> fd{-1, -1, -1};  // its connections, where attributed
         std::int32_t pid{0};
         UniqueFd pidfd;
+        /// Handshake connection that greeted first and lost the identity to another one that greeted.
+        int displaced{-1};
+        std::string host;  // where its HELLO reached us, for INIT on a wildcard address
         bool wedged{false};
         bool output_seen{false};
         bool probe_sent{false};
@@ -422,12 +425,11 @@ class ZmqFrontendLink final : public FrontendLink {
         return {};
     }
 
-    /// INIT with the address that the engine's own handshake connection reached us on.
-    std::string InitFor(std::int32_t rank) const {
+    /// The local address of a connection.
+    static std::string HostOf(int fd) {
         sockaddr_storage local{};
         socklen_t size = sizeof local;
         char text[INET6_ADDRSTRLEN] = "127.0.0.1";
-        const int fd = ranks_[static_cast<std::size_t>(rank)].fd[kHandshake];
         std::string host = text;
         if (fd >= 0 && ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0) {
             if (local.ss_family == AF_INET) {
@@ -442,6 +444,12 @@ class ZmqFrontendLink final : public FrontendLink {
                 }
             }
         }
+        return host;
+    }
+
+    /// INIT with the address that the engine's own handshake connection reached us on.
+    std::string InitFor(std::int32_t rank) const {
+        const std::string& host = ranks_[static_cast<std::size_t>(rank)].host;
         const auto at = [&host](const std::string& bound) {
             return "tcp://" + host + bound.substr(bound.rfind(':'));
         };
@@ -665,8 +673,62 @@ class ZmqFrontendLink final : public FrontendLink {
         }
     }
 
+    /// Closes an engine's handshake connection, so that its socket dials again and takes its identity back:
+    /// ROUTER hands an identity to whoever came last and leaves the older connection open and unheard for
+    /// ever, which its engine cannot know. The number is libzmq's and could be another connection's by now:
+    /// only one of the handshake port is touched, and those all know how to dial again.
+    void DialAgain(int fd) {
+        sockaddr_storage local{};
+        socklen_t size = sizeof local;
+        if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) != 0) {
+            return;
+        }
+        in_port_t port = 0;
+        if (local.ss_family == AF_INET) {
+            port = reinterpret_cast<const sockaddr_in&>(local).sin_port;
+        } else if (local.ss_family == AF_INET6) {
+            port = reinterpret_cast<const sockaddr_in6&>(local).sin6_port;
+        }
+        if (port == 0 || !handshake_address_.ends_with(":" + std::to_string(ntohs(port)))) {
+            return;
+        }
+        if (Connection* connection = Find(kHandshake, fd); connection != nullptr) {
+            connection->rank = kReplaced;
+        }
+        ::shutdown(fd, SHUT_RDWR);
+    }
+
+    /// What a handshake message says about whose connection it came in on.
+    void AttributeGreeting(std::int32_t rank, int fd, std::string_view payload) {
+        RankLink& link = ranks_[static_cast<std::size_t>(rank)];
+        const int before = link.fd[kHandshake];
+        const bool contested =
+            before >= 0 && before != fd && handshake_->step(rank) == FrontendHandshake::Step::kInitialised;
+        const auto greeting = wire::DecodeGreeting(payload);
+        if (!greeting.ok()) {
+            if (before != fd) {
+                Note(kHandshake, fd).rank = kReplaced;
+            }
+            if (contested) {
+                DialAgain(before);
+                link.fd[kHandshake] = -1;
+            }
+            return;
+        }
+        if (contested && greeting->kind == wire::Greeting::Kind::kHello) {
+            link.displaced = before;
+        }
+        Attribute(kHandshake, fd, rank);
+        link.host = HostOf(fd);
+    }
+
     void OnDisconnected(std::size_t plane, const Deferred& item, Handler& handler) {
         std::int32_t rank = item.rank;
+        if (plane == kHandshake) {
+            for (RankLink& link : ranks_) {
+                link.displaced = link.displaced == item.event.value ? -1 : link.displaced;
+            }
+        }
         std::int32_t pid = 0;
         auto& table = connections_[plane];
         const auto at = std::find_if(table.begin(), table.end(),
@@ -702,7 +764,12 @@ class ZmqFrontendLink final : public FrontendLink {
         link.fd[plane] = -1;
         switch (plane) {
             case kHandshake:
-                handshake_->OnHandshakeClosed(rank);
+                if (link.displaced >= 0 && handshake_->step(rank) == FrontendHandshake::Step::kInitialised) {
+                    // The one that greeted before it may still wait for its INIT.
+                    DialAgain(std::exchange(link.displaced, -1));
+                } else {
+                    handshake_->OnHandshakeClosed(rank);
+                }
                 break;
             case kInput:
                 handler.OnPeerLost(rank, PeerLoss::kInputClosed);
@@ -783,7 +850,9 @@ class ZmqFrontendLink final : public FrontendLink {
             const std::int32_t rank = handshake_->RankOf(frames[0]);
             bool serves = false;
             if (rank >= 0) {
-                Attribute(kHandshake, reader_.source_fd(), rank);
+                if (reader_.source_fd() >= 0) {
+                    AttributeGreeting(rank, reader_.source_fd(), frames.back());
+                }
                 const RankLink& link = ranks_[static_cast<std::size_t>(rank)];
                 serves = !link.wedged && link.fd[kInput] >= 0 && link.pid != 0 && !ProcessGone(rank);
             }
@@ -884,11 +953,19 @@ class ZmqFrontendLink final : public FrontendLink {
                     error = socket.Send(wildcard_ ? InitFor(event.rank) : event.bytes, false);
                 }
                 if (error == 0) {
+                    const bool news = handshake_->step(event.rank) < FrontendHandshake::Step::kInitialised;
                     handshake_->OnInitSent(event.rank);
-                    handler.OnProgress(event.rank, FrontendHandshake::Step::kInitialised, {});
-                } else {
-                    handshake_->OnInitUndeliverable(event.rank);
+                    if (news) {
+                        handler.OnProgress(event.rank, FrontendHandshake::Step::kInitialised, {});
+                    }
+                    break;
                 }
+                RankLink& link = ranks_[static_cast<std::size_t>(event.rank)];
+                if (event.again && link.fd[kHandshake] >= 0) {
+                    // Open, but nobody under that name: another connection took it and left.
+                    DialAgain(std::exchange(link.fd[kHandshake], -1));
+                }
+                handshake_->OnInitUndeliverable(event.rank);
                 break;
             }
             case Kind::kRestarted:

@@ -42,6 +42,11 @@ bool TooOld(std::string_view version) {
            minor < kOldestVllmMinor;
 }
 
+/// READY says that INIT came.
+bool AwaitsInit(const handshake_state::Initialised& rank) {
+    return !rank.ready_seen && rank.repeats < FrontendHandshake::kMaxInitRepeats;
+}
+
 std::string Seconds(Duration duration) {
     return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count()) + " s";
 }
@@ -61,7 +66,8 @@ Result<RankFacts> ParseReadyResponse(std::string_view map, Dialect dialect) {
     }
     if (ready->dialect != dialect) {
         return refuse("speaks the " + std::string(wire::DialectName(ready->dialect)) + " wire (version " +
-                      ready->vllm_version + "), this group is " + std::string(wire::DialectName(dialect)));
+                      ready->vllm_version + "), this group is " + std::string(wire::DialectName(dialect)) +
+                      ": --runtime " + std::string(wire::DialectName(ready->dialect)) + " serves it");
     }
     if (dialect == Dialect::kVllm && TooOld(ready->vllm_version)) {
         return refuse("vLLM " + ready->vllm_version + " is older than 0." + std::to_string(kOldestVllmMinor));
@@ -175,12 +181,17 @@ void FrontendHandshake::Greet(std::int32_t rank) {
     state.hash.clear();
     state.state = Greeted{};
     Emit(HandshakeEvent::Kind::kGreeted, rank);
+    EmitInit(rank, false);
+}
+
+void FrontendHandshake::EmitInit(std::int32_t rank, bool again) {
     wire::InitMessage init;
     init.inputs = options_.addresses.inputs;
     init.outputs = options_.addresses.outputs;
     std::string bytes;
     wire::EncodeInit(init, bytes);
     Emit(HandshakeEvent::Kind::kSendInit, rank, {}, std::move(bytes));
+    events_.back().again = again;
 }
 
 void FrontendHandshake::OnInitSent(std::int32_t rank) {
@@ -190,7 +201,10 @@ void FrontendHandshake::OnInitSent(std::int32_t rank) {
         Initialised next;
         next.since = now;
         next.next_progress_log = now + kProgressLogEvery;
+        next.next_init = now + kInitEvery;
         state.state = next;
+    } else if (auto* initialised = std::get_if<Initialised>(&state.state)) {
+        initialised->unreachable = 0;
     }
 }
 
@@ -199,6 +213,11 @@ void FrontendHandshake::OnInitUndeliverable(std::int32_t rank) {
     if (std::holds_alternative<Greeted>(state.state)) {
         state.state = Absent{};
         Emit(HandshakeEvent::Kind::kLostInStart, rank, "went away before INIT reached it");
+    } else if (auto* initialised = std::get_if<Initialised>(&state.state)) {
+        if (++initialised->unreachable >= kMaxUnreachable) {
+            state.state = Absent{};
+            Emit(HandshakeEvent::Kind::kLostInStart, rank, "its handshake connection is gone");
+        }
     }
 }
 
@@ -374,6 +393,11 @@ void FrontendHandshake::OnTick() {
         if (initialised == nullptr) {
             continue;
         }
+        if (AwaitsInit(*initialised) && now >= initialised->next_init) {
+            ++initialised->repeats;
+            initialised->next_init = now + kInitEvery;
+            EmitInit(rank, true);
+        }
         if (initialised->closed_at && now - *initialised->closed_at >= kRegistrationGrace) {
             state.state = Absent{};
             Emit(HandshakeEvent::Kind::kLostInStart, rank,
@@ -407,6 +431,9 @@ std::optional<TimePoint> FrontendHandshake::next_deadline() const {
             consider(registered->since + kReadyGrace);
         } else if (const auto* initialised = std::get_if<Initialised>(&rank.state)) {
             consider(initialised->next_progress_log);
+            if (AwaitsInit(*initialised)) {
+                consider(initialised->next_init);
+            }
             if (initialised->closed_at) {
                 consider(*initialised->closed_at + kRegistrationGrace);
             }

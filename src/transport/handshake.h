@@ -66,6 +66,7 @@ struct HandshakeEvent {
     std::string identity;
     std::string bytes;
     std::string reason;
+    bool again{false};  // kSendInit: not the first one; delivered or not, nobody needs to hear of it
 };
 
 /// One struct per state of a rank, in the order of FrontendHandshake::Step.
@@ -80,6 +81,9 @@ struct Initialised {
     bool timeout_reported{false};
     TimePoint next_progress_log{};
     std::optional<TimePoint> closed_at;  // handshake connection gone, registration still due
+    TimePoint next_init{};
+    std::int32_t repeats{0};      // INITs sent again
+    std::int32_t unreachable{0};  // of those, the last so many found nobody
 };
 struct Registered {
     TimePoint since;
@@ -95,6 +99,14 @@ class FrontendHandshake {
     static constexpr Duration kReadyGrace = std::chrono::seconds(2);
     static constexpr Duration kRegistrationGrace = std::chrono::seconds(10);
     static constexpr Duration kProgressLogEvery = std::chrono::seconds(30);
+    /// An engine says HELLO once and waits for minutes; an INIT can miss it, when somebody else holds its
+    /// identity at that moment. So INIT is repeated until READY or the registration shows that it arrived.
+    static constexpr Duration kInitEvery = std::chrono::seconds(1);
+    /// The longest that an engine waits for INIT (TokenSpeed: 600 s).
+    static constexpr std::int32_t kMaxInitRepeats = 600;
+    /// Repeats in a row that find nobody under the identity: gone. A connection that was told to dial again
+    /// needs 0.1 s.
+    static constexpr std::int32_t kMaxUnreachable = 5;
 
     FrontendHandshake(FrontendHandshakeOptions options, const Clock& clock);
 
@@ -146,6 +158,7 @@ class FrontendHandshake {
     };
 
     void Greet(std::int32_t rank);
+    void EmitInit(std::int32_t rank, bool again);
     void OnHello(std::int32_t rank, bool old_engine_serves);
     void OnReady(std::int32_t rank, const wire::Greeting& greeting);
     void Refuse(std::int32_t rank, std::string_view identity, std::string reason);

@@ -72,6 +72,10 @@ class FrontendHandshakeTest : public ::testing::Test {
         machine_->OnRegistration(wire::RankIdentity(base_ + rank), {&frame, 1});
         Pump();
     }
+    void Tick() {
+        machine_->OnTick();
+        Pump();
+    }
     /// Plays the link: delivers INITs, keeps the events.
     void Pump() {
         for (HandshakeEvent& event : machine_->TakeEvents()) {
@@ -120,6 +124,72 @@ TEST_F(FrontendHandshakeTest, AnswersHelloWithTheAddressesAndGoesLiveOnReadyAndR
     EXPECT_EQ(machine_->step(0), Step::kLive);
     EXPECT_EQ(Count(Kind::kLive, 0), 1U);
     EXPECT_EQ(machine_->facts(0).ready.max_model_len, 512);
+}
+
+TEST_F(FrontendHandshakeTest, RepeatsInitEachSecondUntilTheRegistration) {
+    Make(1);
+    Hello(0);
+    for (std::size_t second = 1; second <= 3; ++second) {
+        clock_.Advance(FrontendHandshake::kInitEvery - std::chrono::milliseconds(1));
+        Tick();
+        EXPECT_EQ(Count(Kind::kSendInit, 0), second) << "not early";
+        ASSERT_TRUE(machine_->next_deadline().has_value());
+        EXPECT_EQ(*machine_->next_deadline(), clock_.Now() + std::chrono::milliseconds(1));
+        clock_.Advance(std::chrono::milliseconds(1));
+        Tick();
+        EXPECT_EQ(Count(Kind::kSendInit, 0), second + 1);
+        EXPECT_EQ(events_.back().again, true);
+        EXPECT_EQ(events_.back().bytes, events_[1].bytes) << "the same INIT";
+    }
+    EXPECT_EQ(Count(Kind::kGreeted), 1U);
+    Register(0);
+    clock_.Advance(std::chrono::milliseconds(1500));
+    Tick();
+    EXPECT_EQ(Count(Kind::kSendInit), 4U);
+}
+
+TEST_F(FrontendHandshakeTest, ReadyEndsTheRepeatsAndSoDoesTheirBound) {
+    Make(2);
+    Hello(0);
+    Hello(1);
+    SayReady(0);
+    for (int i = 0; i < FrontendHandshake::kMaxInitRepeats + 50; ++i) {
+        clock_.Advance(FrontendHandshake::kInitEvery);
+        Tick();
+    }
+    EXPECT_EQ(Count(Kind::kSendInit, 0), 1U);
+    EXPECT_EQ(Count(Kind::kSendInit, 1), 1U + FrontendHandshake::kMaxInitRepeats);
+    EXPECT_EQ(machine_->step(1), Step::kInitialised) << "it may still come";
+    Register(1);
+    EXPECT_EQ(machine_->step(1), Step::kRegistered);
+}
+
+TEST_F(FrontendHandshakeTest, RepeatsThatFindNobodyAreForgivenForAWhileAndThenMeanThatItIsGone) {
+    Make(1);
+    Hello(0);
+    deliver_init_ = false;
+    const auto miss = [&] {
+        clock_.Advance(FrontendHandshake::kInitEvery);
+        Tick();
+        machine_->OnInitUndeliverable(0);
+        Pump();
+    };
+    for (int i = 1; i < FrontendHandshake::kMaxUnreachable; ++i) {
+        miss();
+    }
+    EXPECT_EQ(machine_->step(0), Step::kInitialised);
+    deliver_init_ = true;  // it dialled again
+    clock_.Advance(FrontendHandshake::kInitEvery);
+    Tick();
+    deliver_init_ = false;
+    for (int i = 1; i < FrontendHandshake::kMaxUnreachable; ++i) {
+        miss();
+    }
+    EXPECT_EQ(machine_->step(0), Step::kInitialised) << "only misses in a row count";
+    EXPECT_EQ(Count(Kind::kLostInStart), 0U);
+    miss();
+    EXPECT_EQ(machine_->step(0), Step::kAbsent);
+    EXPECT_EQ(Count(Kind::kLostInStart, 0), 1U);
 }
 
 TEST_F(FrontendHandshakeTest, TakesReadyBeforeTheRegistration) {
