@@ -547,6 +547,7 @@ TEST_F(GatewayTest, KeysGuardEverythingButTheProbes) {
     const RawReply options_reply = ask("OPTIONS", "/v1/chat/completions", "Origin: http://x\r\n");
     EXPECT_EQ(options_reply.status, 204);
     EXPECT_FALSE(options_reply.Has("access-control-allow-origin"));
+    EXPECT_EQ(ask("OPTIONS", "*", "").status, 204);
     EXPECT_EQ(group().admin_calls().size(), 7U + 2U) << "only the calls with the right key arrived";
 }
 

@@ -476,6 +476,10 @@ bool ShardHandler::OnHeaders(const http::Request& request, http::Response& refus
         Count(refusal.status);
         return false;
     };
+    if (request.method == http::Method::kOptions && request.path() == "*") {
+        path_known = true;  // the server as a whole
+        allow = "GET, HEAD, POST, DELETE";
+    }
     if (request.method == http::Method::kOptions && path_known) {
         refusal.status = 204;
         refusal.content_type.clear();
