@@ -34,7 +34,7 @@ class Request {
     std::int64_t content_length{-1};
 
     std::string_view method_text() const noexcept { return View(method_text_); }
-    /// As sent: "/v1/models?x=1".
+    /// As sent: "/v1/models?x=1"; of the absolute form ("http://host/v1/models?x=1") the part after the host.
     std::string_view target() const noexcept { return View(target_); }
     /// The part before '?', not decoded.
     std::string_view path() const noexcept { return target().substr(0, path_size_); }

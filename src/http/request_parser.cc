@@ -166,10 +166,18 @@ class RequestParser::Impl final : public beast::http::basic_parser<true> {
         request_.method = MethodOf(method);
         request_.http10 = version == 10;
         request_.method_text_ = Store(View(method_text), false);
-        request_.target_ = Store(View(target), false);
-        const std::size_t mark = View(target).find('?');
-        request_.path_size_ =
-            static_cast<std::uint32_t>(mark == std::string_view::npos ? target.size() : mark);
+        std::string_view rest = View(target);
+        // A client that believes it talks to a proxy sends "http://host/path"; a server has to take that.
+        for (const std::string_view scheme : {std::string_view{"http://"}, std::string_view{"https://"}}) {
+            if (EqualsIgnoringCase(rest.substr(0, scheme.size()), scheme)) {
+                rest.remove_prefix(std::min(rest.find_first_of("/?", scheme.size()), rest.size()));
+                rest = rest.empty() ? std::string_view{"/"} : rest;
+                break;
+            }
+        }
+        request_.target_ = Store(rest, false);
+        const std::size_t mark = rest.find('?');
+        request_.path_size_ = static_cast<std::uint32_t>(mark == std::string_view::npos ? rest.size() : mark);
     }
 
     void on_response_impl(int /*code*/, beast::string_view /*reason*/, int /*version*/,

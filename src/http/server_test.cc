@@ -142,6 +142,22 @@ TEST_F(ServerTest, AnswersAndKeepsTheConnection) {
     }
 }
 
+TEST_F(ServerTest, TakesTheAbsoluteFormOfATarget) {
+    Start();
+    RawClient client{port()};
+    for (const char* target :
+         {"http://x/hello?x=1", "HTTP://x:8000/hello?x=1", "https://user@[::1]:1/hello?x=1"}) {
+        ASSERT_TRUE(client.Send(Get(target)));
+        const RawReply reply = client.Read();
+        EXPECT_EQ(reply.status, 200) << target;
+        EXPECT_EQ(reply.body, "hello x=1") << target;
+    }
+    for (const char* target : {"http://x", "http://", "http:/hello", "http://x?x=1"}) {
+        ASSERT_TRUE(client.Send(Get(target)));
+        EXPECT_EQ(client.Read().status, 404) << target;
+    }
+}
+
 TEST_F(ServerTest, AnswersPipelinedRequestsInOrder) {
     Start();
     RawClient client{port()};
