@@ -25,6 +25,8 @@ void ReportBug(const char* file, int line, const char* expression, std::atomic<b
     }
 }
 
-std::uint64_t BugCount() noexcept { return bug_count.load(std::memory_order_relaxed); }
+std::uint64_t BugCount() noexcept {
+    return bug_count.load(std::memory_order_relaxed);
+}
 
 }  // namespace rankgate

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Invariants. RG_CHECK always aborts, RG_DCHECK only in debug builds, RG_BUG logs once per site, counts, and goes on.
-// None of them may be reachable from input: input errors are Results.
+// Invariants. RG_CHECK always aborts, RG_DCHECK only in debug builds, RG_BUG logs once per site, counts, and
+// goes on. None of them may be reachable from input: input errors are Results.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The injected time source: state machines take a Clock&, tests own a FakeClock, nobody sleeps in a unit test.
+// The injected time source: state machines take a Clock&, tests own a FakeClock, nobody sleeps in a unit
+// test.
 #pragma once
 
 #include <chrono>

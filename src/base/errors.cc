@@ -16,12 +16,20 @@ constexpr Row kRows[] = {
 #undef RG_ERROR
 };
 
-const Row& RowOf(ErrorCode code) noexcept { return kRows[static_cast<std::size_t>(code)]; }
+const Row& RowOf(ErrorCode code) noexcept {
+    return kRows[static_cast<std::size_t>(code)];
+}
 
 }  // namespace
 
-int HttpStatus(ErrorCode code) noexcept { return RowOf(code).status; }
-std::string_view OpenAiType(ErrorCode code) noexcept { return RowOf(code).type; }
-std::string_view OpenAiCode(ErrorCode code) noexcept { return RowOf(code).code; }
+int HttpStatus(ErrorCode code) noexcept {
+    return RowOf(code).status;
+}
+std::string_view OpenAiType(ErrorCode code) noexcept {
+    return RowOf(code).type;
+}
+std::string_view OpenAiCode(ErrorCode code) noexcept {
+    return RowOf(code).code;
+}
 
 }  // namespace rankgate

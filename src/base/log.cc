@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The logging library stays inside this file: its header costs seconds in every translation unit that sees it.
+// The logging library stays inside this file: its header costs seconds in every translation unit that sees
+// it.
 #include "base/log.h"
 
 #include <spdlog/sinks/stdout_sinks.h>
@@ -18,7 +19,9 @@ struct Sink {
     std::atomic<LogLevel> level{LogLevel::kInfo};
     std::atomic<LogFormat> format{LogFormat::kText};
 
-    Sink() : logger{std::make_shared<spdlog::logger>("rankgate", std::make_shared<spdlog::sinks::stderr_sink_mt>())} {
+    Sink()
+        : logger{std::make_shared<spdlog::logger>("rankgate",
+                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>())} {
         logger->set_pattern("%v");
         logger->set_level(spdlog::level::trace);
         logger->flush_on(spdlog::level::trace);
@@ -53,7 +56,8 @@ void AppendQuoted(std::string& out, std::string_view text) {
 std::string Timestamp() {
     const auto now = std::chrono::system_clock::now();
     const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-    const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+    const auto millis =
+        std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
     std::tm utc{};
     gmtime_r(&seconds, &utc);
     char text[40];
@@ -73,7 +77,9 @@ void InitLog(LogLevel level, LogFormat format) {
     TheSink().format = format;
 }
 
-bool LogEnabled(LogLevel level) noexcept { return level >= TheSink().level.load(std::memory_order_relaxed); }
+bool LogEnabled(LogLevel level) noexcept {
+    return level >= TheSink().level.load(std::memory_order_relaxed);
+}
 
 void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) noexcept {
     if (!LogEnabled(level)) {
@@ -111,9 +117,9 @@ void Log(LogLevel level, std::string_view event, std::initializer_list<LogField>
 }
 
 bool LogLimiter::Allow(std::uint64_t& suppressed) noexcept {
-    const std::int64_t second = std::chrono::duration_cast<std::chrono::seconds>(
-                                    std::chrono::steady_clock::now().time_since_epoch())
-                                    .count();
+    const std::int64_t second =
+        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now().time_since_epoch())
+            .count();
     std::int64_t window = window_.load(std::memory_order_relaxed);
     if (window != second && window_.compare_exchange_strong(window, second, std::memory_order_relaxed)) {
         used_.store(0, std::memory_order_relaxed);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one façade over the logging library: an event name plus key/value pairs, as text or as one JSON object a line on stderr.
+// The one façade over the logging library: an event name plus key/value pairs, as text or as one JSON object
+// a line on stderr.
 //   LogInfo("rank_live", {{"group", 0}, {"rank", 1}, {"engine", "vllm 0.32.0"}});
-// Thread-safe; never called per token. Values are sanitised to valid UTF-8. A site that input can drive is wrapped in a LogLimiter.
+// Thread-safe; never called per token. Values are sanitised to valid UTF-8. A site that input can drive is
+// wrapped in a LogLimiter.
 #pragma once
 
 #include <atomic>
@@ -52,7 +54,8 @@ inline void LogError(std::string_view event, std::initializer_list<LogField> fie
 class LogLimiter {
   public:
     explicit LogLimiter(std::uint32_t per_second) : per_second_{per_second} {}
-    /// True if the event may be logged; `suppressed` then holds how many were dropped since the last one let through.
+    /// True if the event may be logged; `suppressed` then holds how many were dropped since the last one let
+    /// through.
     bool Allow(std::uint64_t& suppressed) noexcept;
 
   private:

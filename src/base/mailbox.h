@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mailbox<T>: many producers, one consumer, no lock. Items are whole batches (one per shard and engine step, one per request),
-// never single tokens. The consumer sleeps on fd(), an eventfd that is written at most once between two drains.
+// Mailbox<T>: many producers, one consumer, no lock. Items are whole batches (one per shard and engine step,
+// one per request), never single tokens. The consumer sleeps on fd(), an eventfd that is written at most once
+// between two drains.
 //
 //   producer (any thread):  box.Push(std::make_unique<Batch>(...));
 //   consumer (one thread):  when fd() is readable: box.Acknowledge(); while (auto batch = box.Pop()) {...}
@@ -39,7 +40,8 @@ class Mailbox {
 
     void Push(std::unique_ptr<T> item) noexcept {
         Link(item.release());
-        // seq_cst against Acknowledge(): either the consumer sees this item after clearing the flag, or we see the flag cleared.
+        // seq_cst against Acknowledge(): either the consumer sees this item after clearing the flag, or we
+        // see the flag cleared.
         if (!signalled_.exchange(true)) {
             const std::uint64_t one = 1;
             const ssize_t n = ::write(fd_.get(), &one, sizeof one);
@@ -56,7 +58,8 @@ class Mailbox {
         signalled_.exchange(false);
     }
 
-    /// The oldest item, or null when none is (fully) linked yet; the producer that is still linking signals again.
+    /// The oldest item, or null when none is (fully) linked yet; the producer that is still linking signals
+    /// again.
     std::unique_ptr<T> Pop() noexcept {
         MailboxNode* first = head_;
         MailboxNode* next = first->mailbox_next.load(std::memory_order_acquire);

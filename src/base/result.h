@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Result<T>: a value or an Error, for everything that input or the environment can make fail. Exceptions are kept for start-up
-// (configuration) and never cross a callback, a coroutine or a C ABI. The table of codes with their HTTP face is errors.def.
+// Result<T>: a value or an Error, for everything that input or the environment can make fail. Exceptions are
+// kept for start-up (configuration) and never cross a callback, a coroutine or a C ABI. The table of codes
+// with their HTTP face is errors.def.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +43,10 @@ struct Error {
 template <class T>
 class [[nodiscard]] Result {
   public:
-    Result(T value) : state_{std::in_place_index<0>, std::move(value)} {}    // NOLINT(google-explicit-constructor)
-    Result(Error error) : state_{std::in_place_index<1>, std::move(error)} {}  // NOLINT(google-explicit-constructor)
+    Result(T value)
+        : state_{std::in_place_index<0>, std::move(value)} {}  // NOLINT(google-explicit-constructor)
+    Result(Error error)
+        : state_{std::in_place_index<1>, std::move(error)} {}  // NOLINT(google-explicit-constructor)
 
     bool ok() const noexcept { return state_.index() == 0; }
     explicit operator bool() const noexcept { return ok(); }

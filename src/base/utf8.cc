@@ -117,8 +117,10 @@ void AppendJsonEscaped(std::string& out, std::string_view text) {
                 continue;
             }
             const std::string_view sequence = text.substr(at, head.size);
-            const char* escape = sequence == "\xE2\x80\xA8" ? "\\u2028" : sequence == "\xE2\x80\xA9" ? "\\u2029"
-                                 : sequence == "\xC2\x85" ? "\\u0085" : nullptr;
+            const char* escape = sequence == "\xE2\x80\xA8"   ? "\\u2028"
+                                 : sequence == "\xE2\x80\xA9" ? "\\u2029"
+                                 : sequence == "\xC2\x85"     ? "\\u0085"
+                                                              : nullptr;
             if (escape != nullptr) {
                 flush();
                 out += escape;

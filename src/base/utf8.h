@@ -8,9 +8,12 @@
 
 namespace rankgate {
 
-/// Length in bytes of the longest prefix of `text` that is valid UTF-8 (no overlongs, no surrogates, <= U+10FFFF).
+/// Length in bytes of the longest prefix of `text` that is valid UTF-8 (no overlongs, no surrogates, <=
+/// U+10FFFF).
 std::size_t ValidUtf8Prefix(std::string_view text) noexcept;
-inline bool IsValidUtf8(std::string_view text) noexcept { return ValidUtf8Prefix(text) == text.size(); }
+inline bool IsValidUtf8(std::string_view text) noexcept {
+    return ValidUtf8Prefix(text) == text.size();
+}
 
 /// Bytes at the end of `text` that begin a valid but incomplete sequence (0..3): what a stream holds back.
 std::size_t IncompleteUtf8Tail(std::string_view text) noexcept;
@@ -19,8 +22,8 @@ std::size_t IncompleteUtf8Tail(std::string_view text) noexcept;
 void AppendLossyUtf8(std::string& out, std::string_view text);
 std::string ToValidUtf8(std::string_view text);
 
-/// Appends `text` as the inside of a JSON string. Valid UTF-8 stays raw except ", \, controls and U+2028/U+2029/U+0085 (old SSE
-/// parsers split lines there); invalid bytes become U+FFFD.
+/// Appends `text` as the inside of a JSON string. Valid UTF-8 stays raw except ", \, controls and
+/// U+2028/U+2029/U+0085 (old SSE parsers split lines there); invalid bytes become U+FFFD.
 void AppendJsonEscaped(std::string& out, std::string_view text);
 
 }  // namespace rankgate

@@ -31,7 +31,7 @@ struct LoopTenant {
 struct GroupHandle {
     std::unique_ptr<group::Group> group;
     std::string handshake_address;  // "tcp://127.0.0.1:29550"
-    std::optional<LoopTenant> tenant;
+    std::optional<LoopTenant> tenant{};
 };
 
 /// Starts group `index`; may make it a tenant of the loop if options.http_threads is 1 (it is resolved by

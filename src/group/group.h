@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the HTTP side talks to an engine group: messages only. A group is an actor with one owner thread; a shard submits, cancels and
-// calls through Group, and gets one OutputBatch per engine step in its own Mailbox. Nothing here blocks and nothing here locks.
+// How the HTTP side talks to an engine group: messages only. A group is an actor with one owner thread; a
+// shard submits, cancels and calls through Group, and gets one OutputBatch per engine step in its own
+// Mailbox. Nothing here blocks and nothing here locks.
 //
-// Life of a stream key: Submit -> any number of Outputs -> exactly one terminal Output (finish_reason set, or error set). After
-// Cancel no further Output for that key is delivered once the group has seen it; a few that were already on their way may still
-// arrive and must be dropped by the shard. The slot on the rank is freed exactly once, whatever comes first.
+// Life of a stream key: Submit -> any number of Outputs -> exactly one terminal Output (finish_reason set, or
+// error set). After Cancel no further Output for that key is delivered once the group has seen it; a few that
+// were already on their way may still arrive and must be dropped by the shard. The slot on the rank is freed
+// exactly once, whatever comes first.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +64,17 @@ struct OutputBatch : MailboxNode {
 
 using OutputMailbox = Mailbox<OutputBatch>;
 
-enum class RankState : std::uint8_t { kAbsent, kGreeted, kInitialised, kRegistered, kLive, kDead, kDeaf, kMute, kWedged };
+enum class RankState : std::uint8_t {
+    kAbsent,
+    kGreeted,
+    kInitialised,
+    kRegistered,
+    kLive,
+    kDead,
+    kDeaf,
+    kMute,
+    kWedged
+};
 std::string_view RankStateName(RankState state) noexcept;
 
 /// What is known of one rank; part of the immutable snapshot that health, metrics and admin read.
@@ -83,7 +95,8 @@ struct RankInfo {
     std::int64_t queued_bytes{0};  // waiting for the rank to read
 };
 
-/// Immutable; replaced whole on every change of a rank's state and every 100 ms, so a reader is never further behind.
+/// Immutable; replaced whole on every change of a rank's state and every 100 ms, so a reader is never further
+/// behind.
 struct GroupSnapshot {
     std::int32_t group{0};
     std::string runtime;  // "vllm" | "tokenspeed"
@@ -92,8 +105,8 @@ struct GroupSnapshot {
     std::int32_t live{0};
     bool lockstep{false};
     bool serving{false};
-    /// True until every rank was live once (or the group was found running by a restarted gateway): it may serve already, but it is not
-    /// what was asked for, so readiness waits.
+    /// True until every rank was live once (or the group was found running by a restarted gateway): it may
+    /// serve already, but it is not what was asked for, so readiness waits.
     bool forming{false};
     std::int64_t max_model_len{0};  // the smallest of the live ranks; 0 = not known yet
     std::int64_t wakes{0};
@@ -107,21 +120,32 @@ struct GroupSnapshot {
 
 enum class CancelCause : std::uint8_t { kClientGone, kStopString, kSlowReader, kDrain, kTimeout };
 
-/// Administrative calls that the gateway offers; never a user-chosen method name. Arguments are per kind (see AdminCall).
+/// Administrative calls that the gateway offers; never a user-chosen method name. Arguments are per kind (see
+/// AdminCall).
 enum class AdminMethod : std::uint8_t {
-    kIsSleeping, kSleep, kWakeUp, kPause, kResume, kIsPaused, kResetPrefixCache, kAddLora, kRemoveLora, kListLoras, kStartProfile,
+    kIsSleeping,
+    kSleep,
+    kWakeUp,
+    kPause,
+    kResume,
+    kIsPaused,
+    kResetPrefixCache,
+    kAddLora,
+    kRemoveLora,
+    kListLoras,
+    kStartProfile,
     kStopProfile
 };
 
 struct AdminCall {
     AdminMethod method{AdminMethod::kIsSleeping};
-    std::int32_t level{1};           // kSleep
-    std::string mode{"abort"};       // kSleep, kPause: abort | wait | keep
-    bool clear_cache{true};          // kPause
-    std::vector<std::string> tags;   // kWakeUp
+    std::int32_t level{1};          // kSleep
+    std::string mode{"abort"};      // kSleep, kPause: abort | wait | keep
+    bool clear_cache{true};         // kPause
+    std::vector<std::string> tags;  // kWakeUp
     bool reset_running_requests{false};
     bool reset_connector{false};
-    wire::LoraRequest lora;          // kAddLora; kRemoveLora uses lora.id
+    wire::LoraRequest lora;  // kAddLora; kRemoveLora uses lora.id
 };
 
 /// One rank's answer. `value` is JSON text ("true", "null", "[1,2]").
@@ -131,17 +155,21 @@ struct AdminReply {
     std::string value;
 };
 
-/// Handle to a running group. All methods are thread-safe and return at once; the group outlives every caller (the owner joins the
-/// shards first).
+/// Handle to a running group. All methods are thread-safe and return at once; the group outlives every caller
+/// (the owner joins the shards first).
 class Group {
   public:
     virtual ~Group() = default;
 
-    /// Admits, picks and reserves a rank, encodes, sends, wakes. Every answer, refusals included, comes as Outputs in `reply`.
-    virtual void Submit(StreamKey stream, std::unique_ptr<wire::GenerateRequest> request, OutputMailbox& reply) = 0;
-    /// The shard needs no more of this stream: frees the slot and sends ABORT. Idempotent; `reply` is the box given to Submit.
+    /// Admits, picks and reserves a rank, encodes, sends, wakes. Every answer, refusals included, comes as
+    /// Outputs in `reply`.
+    virtual void Submit(StreamKey stream, std::unique_ptr<wire::GenerateRequest> request,
+                        OutputMailbox& reply) = 0;
+    /// The shard needs no more of this stream: frees the slot and sends ABORT. Idempotent; `reply` is the box
+    /// given to Submit.
     virtual void Cancel(StreamKey stream, OutputMailbox& reply, CancelCause cause) = 0;
-    /// Fanned out to all live ranks concurrently; `done` runs once, on the group's thread, with one reply a rank.
+    /// Fanned out to all live ranks concurrently; `done` runs once, on the group's thread, with one reply a
+    /// rank.
     virtual void Admin(AdminCall call, std::function<void(std::vector<AdminReply>)> done) = 0;
     virtual std::shared_ptr<const GroupSnapshot> Snapshot() const = 0;
     /// Gives a batch back for reuse.

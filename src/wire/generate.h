@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime-neutral request and output structs. Both ends of the wire and both dialects (wire/vllm, wire/tokenspeed) translate to
-// and from these; group/ and engine/ know nothing else of a request. Plain values, no I/O, no thread rule of their own.
+// The runtime-neutral request and output structs. Both ends of the wire and both dialects (wire/vllm,
+// wire/tokenspeed) translate to and from these; group/ and engine/ know nothing else of a request. Plain
+// values, no I/O, no thread rule of their own.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,9 @@ struct StructuredOutputs {
     std::string backend{"xgrammar"};
 };
 
-/// How to sample, already resolved and validated: `max_tokens` concrete, EOS sets filled, stop strings kept at the gateway.
-/// Ranges are those of vLLM's SamplingParams; the api layer refuses everything else before it gets here.
+/// How to sample, already resolved and validated: `max_tokens` concrete, EOS sets filled, stop strings kept
+/// at the gateway. Ranges are those of vLLM's SamplingParams; the api layer refuses everything else before it
+/// gets here.
 struct SamplingParams {
     double temperature{1.0};         // 0 = greedy; [0, 2]
     double top_p{1.0};               // (0, 1]
@@ -85,22 +87,30 @@ struct GenerateRequest {
 };
 
 /// vLLM's numbering; kNone = still running. Unknown numbers and names decode to kError.
-enum class FinishReason : std::uint8_t { kStop = 0, kLength = 1, kAbort = 2, kError = 3, kRepetition = 4, kNone = 255 };
+enum class FinishReason : std::uint8_t {
+    kStop = 0,
+    kLength = 1,
+    kAbort = 2,
+    kError = 3,
+    kRepetition = 4,
+    kNone = 255
+};
 
 /// The stop token id or the matched stop string; monostate = none (EOS, length).
 using StopReason = std::variant<std::monostate, std::int64_t, std::string>;
 
-/// Scored positions of one output. Row r holds `width` entries: column 0 the sampled (or prompt) token with its vocabulary rank
-/// ranks[r] (1-based), columns 1.. the top-k in order.
+/// Scored positions of one output. Row r holds `width` entries: column 0 the sampled (or prompt) token with
+/// its vocabulary rank ranks[r] (1-based), columns 1.. the top-k in order.
 struct Logprobs {
     std::int32_t positions{0};
     std::int32_t width{0};
-    std::vector<TokenId> token_ids;    // positions * width
-    std::vector<float> logprobs;       // positions * width
-    std::vector<std::int64_t> ranks;   // positions
+    std::vector<TokenId> token_ids;   // positions * width
+    std::vector<float> logprobs;      // positions * width
+    std::vector<std::int64_t> ranks;  // positions
 };
 
-/// One request's share of an engine step, as owned values (engine end, tests). Decoders on the gateway side use views instead.
+/// One request's share of an engine step, as owned values (engine end, tests). Decoders on the gateway side
+/// use views instead.
 struct RequestOutput {
     std::string request_id;
     std::vector<TokenId> new_token_ids;
