@@ -212,7 +212,6 @@ struct Supervisor::Impl {
     std::vector<std::pair<std::string, int>> pids;
     std::atomic<bool> serving{false};
     std::atomic<bool> stopping{false};
-    bool gave_up{false};
     UniqueFd wake{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
     std::thread thread;
 
@@ -316,19 +315,22 @@ struct Supervisor::Impl {
             if (child.spec.restart_group >= 0) {
                 TakeDownSiblings(child, now);
             }
-        } else {
-            gave_up = true;
         }
         on_exit({child.spec.name, Describe(status), restart});
     }
 
-    void DrainOutput(Child& child) {
+    /// Forwards what can be read without waiting.
+    static void ForwardReady(Child& child) {
         while (child.output.valid()) {
             pollfd ready{child.output.get(), POLLIN, 0};
             if (::poll(&ready, 1, 0) <= 0 || !ForwardOutput(child)) {
                 break;
             }
         }
+    }
+
+    static void DrainOutput(Child& child) {
+        ForwardReady(child);
         child.output.reset();
         if (!child.line.empty()) {
             EmitLine(child, child.line);
@@ -377,7 +379,6 @@ struct Supervisor::Impl {
             ScheduleRestart(child, std::chrono::steady_clock::now());
         } else {
             child.wants_restart = false;
-            gave_up = true;
             on_exit({child.spec.name, status.error().message, false});
         }
     }
@@ -388,11 +389,8 @@ struct Supervisor::Impl {
         const TimePoint deadline = std::chrono::steady_clock::now() + options.stop_timeout;
         while (AnyAlive() && std::chrono::steady_clock::now() < deadline) {
             for (Child& child : children) {
-                while (child.output.valid() && child.pid > 0) {
-                    pollfd ready{child.output.get(), POLLIN, 0};
-                    if (::poll(&ready, 1, 0) <= 0 || !ForwardOutput(child)) {
-                        break;
-                    }
+                if (child.pid > 0) {
+                    ForwardReady(child);
                 }
             }
             std::this_thread::sleep_for(milliseconds(5));
