@@ -546,21 +546,26 @@ void ShardHandler::WakeUp(http::Exchange& exchange) {
     AdminSimple(exchange, std::move(call));
 }
 
-void ShardHandler::IsSleeping(http::Exchange& exchange) {
+void ShardHandler::AdminAny(http::Exchange& exchange, group::AdminMethod method, std::string_view key) {
     group::AdminCall call;
-    call.method = group::AdminMethod::kIsSleeping;
-    AdminAll(exchange, std::move(call), [this](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
-        if (AdminFailed(to, answers)) {
-            return;
-        }
-        bool sleeping = false;
-        for (const AdminAnswer& answer : answers) {
-            for (const group::AdminReply& reply : answer.replies) {
-                sleeping = sleeping || reply.value == "true";
-            }
-        }
-        ReplyJson(to, sleeping ? R"({"is_sleeping":true})" : R"({"is_sleeping":false})");
-    });
+    call.method = method;
+    AdminAll(exchange, std::move(call),
+             [this, key](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
+                 if (AdminFailed(to, answers)) {
+                     return;
+                 }
+                 bool any = false;
+                 for (const AdminAnswer& answer : answers) {
+                     for (const group::AdminReply& reply : answer.replies) {
+                         any = any || reply.value == "true";
+                     }
+                 }
+                 ReplyJson(to, "{\"" + std::string(key) + (any ? "\":true}" : "\":false}"));
+             });
+}
+
+void ShardHandler::IsSleeping(http::Exchange& exchange) {
+    AdminAny(exchange, group::AdminMethod::kIsSleeping, "is_sleeping");
 }
 
 void ShardHandler::Pause(http::Exchange& exchange) {
@@ -590,20 +595,7 @@ void ShardHandler::Resume(http::Exchange& exchange) {
 }
 
 void ShardHandler::IsPaused(http::Exchange& exchange) {
-    group::AdminCall call;
-    call.method = group::AdminMethod::kIsPaused;
-    AdminAll(exchange, std::move(call), [this](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
-        if (AdminFailed(to, answers)) {
-            return;
-        }
-        bool paused = false;
-        for (const AdminAnswer& answer : answers) {
-            for (const group::AdminReply& reply : answer.replies) {
-                paused = paused || reply.value == "true";
-            }
-        }
-        ReplyJson(to, paused ? R"({"is_paused":true})" : R"({"is_paused":false})");
-    });
+    AdminAny(exchange, group::AdminMethod::kIsPaused, "is_paused");
 }
 
 void ShardHandler::ResetPrefixCache(http::Exchange& exchange) {

@@ -135,6 +135,8 @@ class ShardHandler final : public http::Handler {
                std::vector<std::shared_ptr<GroupEntry>> groups, AdminDone done);
     void AdminAll(http::Exchange& exchange, group::AdminCall call, AdminDone done);
     void AdminSimple(http::Exchange& exchange, group::AdminCall call);
+    /// Asks every rank a yes-or-no question; {key: true} if any says yes. `key` is a literal.
+    void AdminAny(http::Exchange& exchange, group::AdminMethod method, std::string_view key);
     bool AdminFailed(http::Exchange& exchange, const std::vector<AdminAnswer>& answers);
     PendingReply& Park(http::Exchange& exchange);
     PendingReply* FindReply(std::uint64_t id);
