@@ -3,14 +3,13 @@
 #include <charconv>
 
 #include "api/response.h"
+#include "base/error_json.h"
 #include "base/utf8.h"
 #include "text/detokenizer.h"
 #include "text/model_assets.h"
 
 namespace rankgate::api {
 namespace {
-
-constexpr std::size_t kMaxErrorMessage = 8192;
 
 void AppendQuoted(std::string& out, std::string_view text) {
     out += '"';
@@ -53,24 +52,6 @@ int HexValue(char c) noexcept {
 }
 
 }  // namespace
-
-void AppendErrorJson(std::string& out, const Error& error) {
-    out += R"({"error":{"message":)";
-    AppendQuoted(out, std::string_view{error.message}.substr(0, kMaxErrorMessage));
-    out += R"(,"type":)";
-    AppendQuoted(out, OpenAiType(error.code));
-    out += R"(,"param":)";
-    AppendQuotedOrNull(out, error.param);
-    out += R"(,"code":)";
-    AppendQuotedOrNull(out, OpenAiCode(error.code));
-    out += "}}";
-}
-
-std::string ErrorJson(const Error& error) {
-    std::string out;
-    AppendErrorJson(out, error);
-    return out;
-}
 
 void AppendErrorEvent(std::string& out, const Error& error) {
     out += "data: ";

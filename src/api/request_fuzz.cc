@@ -8,6 +8,7 @@
 #include "api/json_scan.h"
 #include "api/request.h"
 #include "api/response.h"
+#include "base/error_json.h"
 #include "base/utf8.h"
 #include "text/model_assets.h"
 
@@ -39,7 +40,7 @@ const api::ModelInfo& Model() {
 void CheckError(const Error& error) {
     RG_CHECK(!error.message.empty());
     RG_CHECK(error.code != ErrorCode::kInternal);
-    RG_CHECK(IsValidUtf8(api::ErrorJson(error)));
+    RG_CHECK(IsValidUtf8(ErrorJson(error)));
 }
 
 void CheckId(wire::TokenId id) {

@@ -85,10 +85,7 @@ class ResponseAssembler {
 /// `why` may be null; a text in it is the engine's refusal ("field: sentence") and makes a 400 of an error.
 Error FinishError(wire::FinishReason reason, const wire::StopReason* why = nullptr);
 
-/// {"error":{"message","type","param","code"}}, all four keys always, valid UTF-8 whatever the message holds.
-void AppendErrorJson(std::string& out, const Error& error);
-std::string ErrorJson(const Error& error);
-/// The same as one SSE event.
+/// The error object as one SSE event.
 void AppendErrorEvent(std::string& out, const Error& error);
 
 /// GET /v1/models; adapters follow their base model with `parent` and `root`.

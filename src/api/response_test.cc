@@ -4,6 +4,7 @@
 #include <random>
 
 #include "api/test_support.h"
+#include "base/error_json.h"
 
 namespace rankgate::api {
 namespace {

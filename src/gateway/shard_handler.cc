@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "base/error_json.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "gateway/session.h"
@@ -467,7 +468,7 @@ bool ShardHandler::OnHeaders(const http::Request& request, http::Response& refus
     const Route* route = Find(request.path(), request.method, path_known, allow);
     const auto refuse = [&](const Error& error) {
         refusal.status = HttpStatus(error.code);
-        refusal.body = http::ErrorBody(error);
+        refusal.body = ErrorJson(error);
         if (refusal.status == 503 || refusal.status == 429) {
             refusal.headers.emplace_back("Retry-After", "1");
         } else if (refusal.status == 401) {

@@ -24,8 +24,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/error_json.h"
 #include "base/log.h"
-#include "base/utf8.h"
 #include "http/request_parser.h"
 #include "http/socket.h"
 #include "http/timer_wheel.h"
@@ -118,12 +118,6 @@ void AppendNumber(std::string& out, std::size_t number) {
     out.append(digits.data() + i, digits.size() - i);
 }
 
-void AppendJsonString(std::string& out, std::string_view text) {
-    out += '"';
-    AppendJsonEscaped(out, text);
-    out += '"';
-}
-
 /// Counters have one writer: a plain load and store, no locked instruction.
 template <class T, class U>
 void Add(std::atomic<T>& counter, U by) noexcept {
@@ -141,27 +135,6 @@ bool PrintableAscii(std::string_view text) noexcept {
 }
 
 }  // namespace
-
-std::string ErrorBody(const Error& error) {
-    std::string out = R"({"error":{"message":)";
-    AppendJsonString(out, error.message);
-    out += R"(,"type":)";
-    AppendJsonString(out, OpenAiType(error.code));
-    out += R"(,"param":)";
-    if (error.param.empty()) {
-        out += "null";
-    } else {
-        AppendJsonString(out, error.param);
-    }
-    out += R"(,"code":)";
-    if (const std::string_view code = OpenAiCode(error.code); code.empty()) {
-        out += "null";
-    } else {
-        AppendJsonString(out, code);
-    }
-    out += "}}";
-    return out;
-}
 
 class ShardImpl;
 
@@ -558,7 +531,7 @@ bool Connection::OnHeadDone(bool more_bytes) {
         const Error error{ErrorCode::kUnsupportedMediaType,
                           "Content-Encoding is not supported: send the body as it is.", "", false};
         refusal.status = HttpStatus(error.code);
-        refusal.body = ErrorBody(error);
+        refusal.body = ErrorJson(error);
     } else {
         refused = !shard_.handler_->OnHeaders(request_, refusal);
     }
@@ -975,7 +948,7 @@ void Exchange::RespondError(const Error& error, std::span<const HeaderView> head
     } else if (status == 401) {
         all.emplace_back("WWW-Authenticate", "Bearer");
     }
-    static_cast<Connection*>(this)->Respond(status, "application/json", ErrorBody(error), all);
+    static_cast<Connection*>(this)->Respond(status, "application/json", ErrorJson(error), all);
 }
 
 void Exchange::StartStream(std::span<const HeaderView> headers) noexcept {

@@ -203,7 +203,4 @@ class Server {
     std::unique_ptr<Impl> impl_;
 };
 
-/// {"error":{...}} for an Error.
-std::string ErrorBody(const Error& error);
-
 }  // namespace rankgate::http

@@ -13,6 +13,7 @@
 #include <set>
 #include <thread>
 
+#include "base/error_json.h"
 #include "http/test_client.h"
 
 namespace rankgate::http {
@@ -29,7 +30,7 @@ class TestHandler final : public Handler, public ExchangeListener {
     bool OnHeaders(const Request& request, Response& refusal) noexcept override {
         if (request.path() == "/forbidden") {
             refusal.status = 403;
-            refusal.body = ErrorBody(Error{ErrorCode::kForbidden, "no", "", false});
+            refusal.body = ErrorJson(Error{ErrorCode::kForbidden, "no", "", false});
             return false;
         }
         return true;

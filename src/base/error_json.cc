@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/error_json.h"
+
+#include <string_view>
+
+#include "base/utf8.h"
+
+namespace rankgate {
+namespace {
+
+void AppendQuoted(std::string& out, std::string_view text) {
+    out += '"';
+    AppendJsonEscaped(out, text);
+    out += '"';
+}
+
+void AppendQuotedOrNull(std::string& out, std::string_view text) {
+    if (text.empty()) {
+        out += "null";
+    } else {
+        AppendQuoted(out, text);
+    }
+}
+
+/// A cut never leaves half a character behind.
+std::string_view Bounded(std::string_view text, std::size_t limit) noexcept {
+    if (text.size() <= limit) {
+        return text;
+    }
+    text = text.substr(0, limit);
+    return text.substr(0, text.size() - IncompleteUtf8Tail(text));
+}
+
+}  // namespace
+
+void AppendErrorJson(std::string& out, const Error& error) {
+    out += R"({"error":{"message":)";
+    AppendQuoted(out, Bounded(error.message, kMaxErrorMessage));
+    out += R"(,"type":)";
+    AppendQuoted(out, OpenAiType(error.code));
+    out += R"(,"param":)";
+    AppendQuotedOrNull(out, Bounded(error.param, kMaxErrorParam));
+    out += R"(,"code":)";
+    AppendQuotedOrNull(out, OpenAiCode(error.code));
+    out += "}}";
+}
+
+std::string ErrorJson(const Error& error) {
+    std::string out;
+    AppendErrorJson(out, error);
+    return out;
+}
+
+}  // namespace rankgate
