@@ -9,7 +9,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from rankgate_process import Process, Server, free_port, program, wait_for  # noqa: E402
+from rankgate_process import SLOWDOWN, Process, Server, free_port, program, sanitizer_reports, wait_for  # noqa: E402, F401
 
 # Tokens that are lower-case letters, so that text can be compared.
 LETTERS = ["--sim-vocab-size", "259", "--sim-first-token", "97", "--sim-last-token", "122", "--sim-eos-token", "257", "--max-model-len", "4096"]
@@ -71,13 +71,20 @@ class Stack:
         return server
 
     def close(self):
-        for process in reversed(self.processes):
-            process.popen.kill()
-            process.popen.wait()
+        failed = []
+        for process in self.processes:
+            try:
+                process.end()
+            except AssertionError as error:
+                failed.append(str(error))
+        assert not failed, "\n".join(failed)
 
 
 @pytest.fixture
 def stack(tmp_path):
+    before = sanitizer_reports()
     made = Stack(tmp_path)
     yield made
     made.close()
+    after = sanitizer_reports()
+    assert after == before, after

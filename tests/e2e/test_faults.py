@@ -5,7 +5,7 @@ import time
 import pytest
 
 from client import Stream, run
-from conftest import wait_for
+from conftest import SLOWDOWN, wait_for
 
 
 def rank_state(server, rank: int) -> str:
@@ -25,7 +25,7 @@ def test_one_of_two_ranks_dies_under_load(stack):
     cut = [s for s in streams if s.error()]
     assert len(whole) == 32 and len(cut) == 32
     assert all(len(s.text()) == 200 for s in whole)
-    assert max(s.closed_at for s in cut) - died < 1.0
+    assert max(s.closed_at for s in cut) - died < 1.0 * SLOWDOWN
     assert rank_state(server, 1) == "dead"
     assert server.get("/health")[0] == 200
     # New work only goes to the rank that lives.
@@ -74,7 +74,7 @@ def test_a_rank_that_dies_idle_gets_nothing_and_all_dead_is_said_at_once(stack):
     begin = time.monotonic()
     status, body = server.post("/v1/completions", {"model": "m", "prompt": "x"})
     assert status == 503 and body["error"]["code"] == "service_unavailable"
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 1 * SLOWDOWN
     assert server.get("/liveness")[0] == 200
     assert server.get("/health")[0] == 503
 
@@ -98,7 +98,7 @@ def test_a_group_whose_engine_never_comes_delays_nobody(stack):
     for _ in range(20):
         begin = time.monotonic()
         assert server.post("/v1/completions", {"model": "other", "prompt": "x"})[0] == 503
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 1 * SLOWDOWN
         assert server.post("/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 1})[0] == 200
     import http.client
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)

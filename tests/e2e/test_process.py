@@ -9,7 +9,7 @@ import time
 import httpx
 
 from client import Stream, run
-from conftest import program, wait_for
+from conftest import SLOWDOWN, program, wait_for
 
 
 def test_sigterm_lets_streams_end_and_refuses_new_work(stack):
@@ -26,7 +26,7 @@ def test_sigterm_lets_streams_end_and_refuses_new_work(stack):
     assert fresh.status_code == 503
     run(streams, seconds=20)
     assert all(s.done() and len(s.text()) == 100 for s in streams)
-    assert server.popen.wait(10) == 0
+    assert server.popen.wait(10 * SLOWDOWN) == 0
     assert stack.ranks[0].popen.poll() is None, "engines that others started go on"
 
 
@@ -37,8 +37,8 @@ def test_sigterm_cuts_what_does_not_end_in_time(stack):
     begin = time.monotonic()
     server.popen.send_signal(signal.SIGTERM)
     run(streams, seconds=10)
-    assert server.popen.wait(10) == 1
-    assert time.monotonic() - begin < 5
+    assert server.popen.wait(10 * SLOWDOWN) == 1
+    assert time.monotonic() - begin < 5 * SLOWDOWN
     assert all(s.error() and s.error()["code"] == "draining" and not s.done() for s in streams)
     # The rank was told to stop: a new gateway on the same port finds it idle.
     assert stack.ranks[0].popen.poll() is None
@@ -47,7 +47,7 @@ def test_sigterm_cuts_what_does_not_end_in_time(stack):
 def test_sigint_is_130(stack):
     server = stack.start()
     server.popen.send_signal(signal.SIGINT)
-    assert server.popen.wait(10) == 130
+    assert server.popen.wait(10 * SLOWDOWN) == 130
 
 
 def test_bad_flags_are_2_and_name_themselves(stack):

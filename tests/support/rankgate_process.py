@@ -1,6 +1,8 @@
 """Starts the built program for the Python lanes: free ports, readiness, metrics, a bounded stop.
 
-RANKGATE names the program (default: build/dev/rankgate, else build/release/rankgate).
+RANKGATE names the program (default: build/dev/rankgate, else build/release/rankgate). RANKGATE_TEST_SLOWDOWN (default 1) stretches
+every limit that a test sets itself: a program under a sanitizer is several times slower. RANKGATE_REPORTS names the folder that
+sanitizers write their reports to; then a file in it fails the test, and programs are ended so that they can report leaks.
 """
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ import time
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SLOWDOWN = float(os.environ.get("RANKGATE_TEST_SLOWDOWN", "1"))
+REPORTS = pathlib.Path(os.environ["RANKGATE_REPORTS"]) if os.environ.get("RANKGATE_REPORTS") else None
 
 
 def program() -> str:
@@ -44,6 +48,7 @@ def free_port() -> int:
 
 def wait_for(what: str, condition, seconds: float, interval: float = 0.05):
     """Polls until condition() is truthy and returns it; fails by name after the deadline."""
+    seconds *= SLOWDOWN
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -52,6 +57,11 @@ def wait_for(what: str, condition, seconds: float, interval: float = 0.05):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds} s")
         time.sleep(interval)
+
+
+def sanitizer_reports() -> str:
+    """What sanitizers wrote since the start of the run; empty without a sanitizer."""
+    return "".join(f"--- {path.name}\n{path.read_text(errors='replace')[:20000]}\n" for path in sorted(REPORTS.iterdir())) if REPORTS else ""
 
 
 class Process:
@@ -70,6 +80,21 @@ class Process:
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
+
+    def end(self, seconds: float = 40) -> None:
+        """Kills it; under a sanitizer it ends by itself first, for its leaks to be seen. Not ending is a failure there."""
+        if REPORTS and self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.send_signal(signal.SIGTERM)
+            try:
+                self.popen.wait(seconds)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{self.popen.args} did not end within {seconds} s of SIGTERM:\n" + self.text()[-3000:]) from None
+            finally:
+                self.popen.kill()
+                self.popen.wait()
+        self.popen.kill()
+        self.popen.wait()
 
     def stop(self, sig: int = signal.SIGTERM, seconds: float = 40) -> int:
         if self.popen.poll() is None:
