@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/json_scan.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -126,6 +127,29 @@ std::string KeyOfUnrepresentableNumber(std::string_view json) {
         }
     }
     return {};
+}
+
+std::size_t NestingOf(std::string_view json) noexcept {
+    std::size_t depth = 0;
+    std::size_t deepest = 0;
+    bool in_string = false;
+    for (std::size_t i = 0; i < json.size(); ++i) {
+        const char c = json[i];
+        if (in_string) {
+            if (c == '\\') {
+                ++i;
+            } else {
+                in_string = c != '"';
+            }
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '[' || c == '{') {
+            deepest = std::max(deepest, ++depth);
+        } else if (c == ']' || c == '}') {
+            depth -= depth > 0 ? 1 : 0;
+        }
+    }
+    return deepest;
 }
 
 }  // namespace rankgate::api

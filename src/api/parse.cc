@@ -17,6 +17,7 @@
 #include "api/request.h"
 #include "base/log.h"
 #include "base/utf8.h"
+#include "text/chat_template.h"
 #include "text/stop_matcher.h"
 
 namespace rankgate::api {
@@ -238,6 +239,16 @@ bool ReadTokenIds(State& state, std::string_view name, const Element& value, std
                 name, "'" + std::string{name} + "' holds " + std::to_string(id) + ", which is no token id.");
         }
         out.push_back(static_cast<TokenId>(id));
+    }
+    return true;
+}
+
+// What a template is handed as JSON: it may nest less deep than a body may.
+bool ReadForTemplate(State& state, std::string_view name, const Element& value, std::string& out) {
+    out = simdjson::to_string(value);
+    if (NestingOf(out) > static_cast<std::size_t>(text::kMaxJsonDepth)) {
+        return state.Fail(name, "'" + std::string{name} + "' is nested deeper than " +
+                                    std::to_string(text::kMaxJsonDepth) + " levels.");
     }
     return true;
 }
@@ -804,7 +815,7 @@ bool ReadTools(State& state, const Element& value) {
     }
     state.has_tools = index > 0;
     if (state.has_tools) {
-        state.request.tools_json = simdjson::to_string(value);
+        return ReadForTemplate(state, "tools", value, state.request.tools_json);
     }
     return true;
 }
@@ -1093,8 +1104,7 @@ constexpr auto kFields = std::to_array<Field>({
          if (!v.is_object()) {
              return s.WrongType(n, "an object", v);
          }
-         s.request.template_kwargs_json = simdjson::to_string(v);
-         return true;
+         return ReadForTemplate(s, n, v, s.request.template_kwargs_json);
      }},
     {"content", kTokenize, [](S& s, N n, E v) {
          std::string_view text;
@@ -1111,8 +1121,7 @@ constexpr auto kFields = std::to_array<Field>({
          if (!v.is_array()) {
              return s.WrongType(n, "an array", v);
          }
-         s.request.documents_json = simdjson::to_string(v);
-         return true;
+         return ReadForTemplate(s, n, v, s.request.documents_json);
      }},
     {"echo", kBoth, [](S& s, N n, E v) {
          if (!ReadBool(s, n, v, s.request.echo)) {

@@ -90,6 +90,22 @@ TEST(Bodies, NestingIsBounded) {
     ExpectRefused(Build(Endpoint::kChat, deep, Model()), "", "deep");
 }
 
+TEST(Bodies, WhatATemplateIsHandedMayNestLessDeepAndIsNamed) {
+    for (const int depth : {99, 100, 101, 120}) {
+        const std::string deep = std::string(static_cast<std::size_t>(depth - 1), '[') + R"("[\"[")" +
+                                 std::string(static_cast<std::size_t>(depth - 1), ']');
+        for (const auto& [field, value] :
+             {std::pair{std::string{"documents"}, "[" + deep + "]"},
+              std::pair{std::string{"chat_template_kwargs"}, R"({"a":)" + deep + "}"}}) {
+            const auto parsed = Parser{}.ParseChat(Chat("\"" + field + "\":" + value));
+            EXPECT_EQ(parsed.ok(), depth <= 100) << field << depth;
+            if (!parsed.ok()) {
+                EXPECT_EQ(parsed.error().param, field);
+            }
+        }
+    }
+}
+
 TEST(Bodies, AFieldGivenTwiceIsRefusedByName) {
     ExpectRefused(BuildChat(R"("n":1,"n":2)"), "n", "n twice");
     ExpectRefused(BuildChat(R"("stop":"a","stop":null)"), "stop", "stop twice");

@@ -741,7 +741,13 @@ struct ResponseAssembler::Impl {
             choice.done = true;
             --open;
             choice.finish = FinishReason::kError;
-            return Fail(FinishError(finish, output.stop_reason), out);
+            Error why = FinishError(finish, output.stop_reason);
+            if (why.param == "structured_outputs" && !request.sampling.structured_outputs_field.empty()) {
+                // The wire knows one field for all of them; the client knows the one that it sent.
+                const std::string& field = request.sampling.structured_outputs_field;
+                why.param = field.substr(0, field.find('.'));
+            }
+            return Fail(why, out);
         }
         const std::size_t before = out.size();
         StoreFacts(choice, output);

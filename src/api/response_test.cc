@@ -723,6 +723,20 @@ TEST(BadEnding, WhatTheEngineRefusesByNameIsTheClientsMistake) {
               "The engine refused the request: runner llama follows grammars only");
 }
 
+TEST(BadEnding, WhatTheEngineRefusesIsNamedAsTheClientNamedIt) {
+    for (const auto& [field, param] :
+         {std::pair{R"("response_format":{"type":"json_object"})", "response_format"},
+          std::pair{R"("guided_regex":"a+")", "guided_regex"},
+          std::pair{R"("structured_outputs":{"grammar":"root ::= \"a\""})", "structured_outputs"}}) {
+        Reply run{Endpoint::kChat, Chat(field)};
+        EXPECT_TRUE(
+            run.Feed({}, FinishReason::kError, 0, std::string{"structured_outputs: cannot be followed"})
+                .failed);
+        EXPECT_EQ(HttpStatus(run.assembler->error().code), 400);
+        EXPECT_EQ(run.assembler->error().param, param);
+    }
+}
+
 TEST(BadEnding, TextThatIsStillHeldBackIsNoFirstByte) {
     Reply run{Endpoint::kCompletion, Completion(R"("stream":true,"stop":"XYZ")")};
     run.Text("XY");
