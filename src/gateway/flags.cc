@@ -180,7 +180,7 @@ void AddEngineFlags(CLI::App& app, GatewayOptions& options) {
     app.add_option("--socket-dir", options.socket_dir,
                    "Directory of the engine sockets (0700); stable = engines survive a restart");
     app.add_option("--runtime", options.runtime,
-                   "vllm or tokenspeed; auto speaks vLLM's wire and names the flag to an engine of the other")
+                   "What the engines speak: auto (the first that registers says), vllm or tokenspeed")
         ->check(CLI::IsMember({"auto", "vllm", "tokenspeed"}));
     app.add_option("--data-parallel-size,--zmq-engine-count", options.data_parallel_size,
                    "Engine ranks in the group")

@@ -12,9 +12,12 @@ GroupFactory RealGroups() {
     return [](const GatewayOptions& options, const WorkerSpec& spec,
               std::int32_t index) -> Result<GroupHandle> {
         group::GroupActorOptions actor;
-        // "auto" means vLLM's wire: the dialects cannot be told apart before an engine has dialled, and it
-        // must be told where first.
-        actor.link.dialect = spec.runtime == "tokenspeed" ? wire::Dialect::kTokenSpeed : wire::Dialect::kVllm;
+        if (spec.runtime == "auto") {
+            actor.link.dialect.reset();  // the first engine that registers says
+        } else {
+            actor.link.dialect =
+                spec.runtime == "tokenspeed" ? wire::Dialect::kTokenSpeed : wire::Dialect::kVllm;
+        }
         actor.link.group = index;
         actor.link.size = spec.dp_size;
         actor.link.handshake_address = "tcp://" + http::HostPort(spec.address, spec.rpc_port);

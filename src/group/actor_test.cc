@@ -140,7 +140,19 @@ class GroupActorTest : public ::testing::Test {
         GroupActorOptions options;
         options.link.size = size;
         options.link.dialect = dialect;
+#ifdef RG_RUNTIME_AUTO
+        options.link.dialect.reset();  // the whole suite once more, with nobody declaring the runtime
+#endif
         return options;
+    }
+    GroupActorOptions AutoOptions(std::int32_t size) {
+        GroupActorOptions options = Options(size);
+        options.link.dialect.reset();
+        return options;
+    }
+    /// Why a rank is not live, as /health shows it.
+    std::string Reason(std::int32_t rank) {
+        return actor_->Snapshot()->ranks[static_cast<std::size_t>(rank)].reason;
     }
     GroupActor& Start(GroupActorOptions options) {
         auto actor = GroupActor::Start(std::move(options));
@@ -763,6 +775,188 @@ TEST_F(GroupActorTest, AnEngineThatReplacedAnotherWhileTheGatewayWasAwayShakesHa
     const StreamKey key = client().Submit(3);
     ASSERT_TRUE(client().WaitEnd(key));
     EXPECT_FALSE(client()[key].error.has_value());
+}
+
+// ---- the runtime that nobody declared ----
+
+constexpr transport::Dialect kBothDialects[]{transport::Dialect::kVllm, transport::Dialect::kTokenSpeed};
+
+TEST_F(GroupActorTest, AnUndeclaredGroupSpeaksTheWireOfItsFirstRank) {
+    for (const transport::Dialect dialect : kBothDialects) {
+        Start(AutoOptions(2));
+        EXPECT_EQ(actor_->Snapshot()->runtime, "auto");
+        EXPECT_TRUE(actor_->Snapshot()->forming);
+        FakeRankOptions late = RankOptions(1, dialect);
+        late.load_time = milliseconds(150);
+        AddRank(RankOptions(0, dialect));
+        AddRank(late);
+        ASSERT_TRUE(WaitLive(2));
+        EXPECT_EQ(actor_->Snapshot()->runtime, wire::DialectName(dialect));
+        EXPECT_FALSE(actor_->Snapshot()->forming);
+        for (int i = 0; i < 8; ++i) {
+            client().Submit(6);
+        }
+        ASSERT_TRUE(client().WaitAll());
+        std::set<std::int32_t> used;
+        for (auto& [key, stream] : client().streams()) {
+            EXPECT_EQ(stream.tokens.size(), 6U);
+            EXPECT_FALSE(stream.error.has_value());
+            used.insert(stream.rank);
+        }
+        EXPECT_EQ(used, (std::set<std::int32_t>{0, 1}));
+        EXPECT_EQ(InFlight(), 0);
+        ranks_.clear();
+    }
+}
+
+TEST_F(GroupActorTest, AnUndeclaredGroupAnswersAtOnceWhileItForms) {
+    Start(AutoOptions(2));
+    const StreamKey key = client().Submit(4);
+    client().Cancel(key);
+    ASSERT_TRUE(client().WaitAll(seconds(1)));
+    ASSERT_TRUE(client()[key].error.has_value());
+    EXPECT_EQ(client()[key].error->code, ErrorCode::kUnavailable);
+    EXPECT_TRUE(client()[key].error->retryable);
+    const auto replies = CallAdmin({});
+    ASSERT_EQ(replies.size(), 2U);
+    EXPECT_EQ(replies[1].status.error().code, ErrorCode::kUnavailable);
+    FakeRankOptions loading = RankOptions(1);
+    loading.load_time = seconds(20);
+    AddRank(loading);
+    ASSERT_TRUE(WaitState(1, RankState::kInitialised));
+    EXPECT_FALSE(actor_->drained());
+    actor_->BeginDrain();
+    EXPECT_TRUE(actor_->drained());
+    const auto before = SteadyNow::now();
+    actor_->Close();
+    EXPECT_LT(SteadyNow::now() - before, seconds(2));
+}
+
+TEST_F(GroupActorTest, ADrainThatBeganWhileFormingHoldsForTheRanksThatCome) {
+    Start(AutoOptions(1));
+    actor_->BeginDrain();
+    AddRank(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    const StreamKey key = client().Submit(4);
+    ASSERT_TRUE(client().WaitEnd(key));
+    ASSERT_TRUE(client()[key].error.has_value());
+    EXPECT_EQ(client()[key].error->code, ErrorCode::kDraining);
+}
+
+TEST_F(GroupActorTest, AGroupHasOneRuntimeAndTheOtherIsRefusedByName) {
+    for (const transport::Dialect first : kBothDialects) {
+        const transport::Dialect second = first == kBothDialects[0] ? kBothDialects[1] : kBothDialects[0];
+        Start(AutoOptions(2));
+        FakeRank& good = AddRank(RankOptions(0, first));
+        ASSERT_TRUE(WaitLive(1));
+        AddRank(RankOptions(1, second));
+        ASSERT_TRUE(WaitSnapshot([&](const GroupSnapshot&) { return Reason(1).starts_with("refused"); }));
+        for (const transport::Dialect dialect : kBothDialects) {
+            EXPECT_NE(Reason(1).find(wire::DialectName(dialect)), std::string::npos) << Reason(1);
+        }
+        EXPECT_EQ(actor_->Snapshot()->ranks[1].state, RankState::kAbsent);
+        EXPECT_EQ(actor_->Snapshot()->live, 1);
+        const StreamKey key = client().Submit(3);
+        ASSERT_TRUE(client().WaitEnd(key));
+        EXPECT_FALSE(client()[key].error.has_value());
+        EXPECT_EQ(client()[key].rank, 0);
+        EXPECT_EQ(good.CountReceived(0), 1U);
+        // The right engine takes the place at any time.
+        ranks_.pop_back();
+        AddRank(RankOptions(1, first));
+        ASSERT_TRUE(WaitLive(2));
+        EXPECT_TRUE(Reason(1).empty()) << Reason(1);
+        ranks_.clear();
+    }
+}
+
+TEST_F(GroupActorTest, AWrongDeclarationIsRefusedByNameAndNobodyWaits) {
+    for (const transport::Dialect declared : kBothDialects) {
+        const transport::Dialect real = declared == kBothDialects[0] ? kBothDialects[1] : kBothDialects[0];
+        GroupActorOptions options = Options(1);
+        options.link.dialect = declared;
+        Start(options);
+        AddRank(RankOptions(0, real));
+        ASSERT_TRUE(
+            WaitSnapshot([&](const GroupSnapshot&) { return Reason(0).starts_with("refused"); }, seconds(5)));
+        for (const transport::Dialect dialect : kBothDialects) {
+            EXPECT_NE(Reason(0).find(wire::DialectName(dialect)), std::string::npos) << Reason(0);
+        }
+        EXPECT_NE(Reason(0).find("--runtime"), std::string::npos) << Reason(0);
+        const StreamKey key = client().Submit(3);
+        ASSERT_TRUE(client().WaitEnd(key, seconds(1)));
+        EXPECT_TRUE(client()[key].error.has_value());
+        ranks_.clear();
+    }
+}
+
+TEST_F(GroupActorTest, AnUndeclaredGroupReattachesToRunningEnginesOfEitherWire) {
+    for (const transport::Dialect dialect : kBothDialects) {
+        GroupActorOptions options = AutoOptions(2);
+        options.link.socket_dir = Root();
+        Start(options);
+        AddProcess(RankOptions(0, dialect));
+        AddProcess(RankOptions(1, dialect));
+        ASSERT_TRUE(WaitLive(2));
+        options.link.handshake_address = actor_->handshake_address();
+        for (int round = 0; round < 2; ++round) {
+            actor_.reset();
+            Start(options);
+            ASSERT_TRUE(WaitLive(2, seconds(10)));
+            EXPECT_EQ(actor_->Snapshot()->runtime, wire::DialectName(dialect));
+            EXPECT_FALSE(actor_->Snapshot()->forming);
+            for (int i = 0; i < 4; ++i) {
+                client().Submit(3);
+            }
+            ASSERT_TRUE(client().WaitAll());
+            for (auto& [key, stream] : client().streams()) {
+                EXPECT_FALSE(stream.error.has_value()) << stream.error->message;
+                EXPECT_EQ(stream.tokens.size(), 3U);
+            }
+        }
+        processes_.clear();
+        actor_.reset();
+        std::filesystem::remove_all(root_);
+    }
+}
+
+TEST_F(GroupActorTest, EnginesOfTheOtherRuntimeMayFollowWhereTheFirstAreGone) {
+    GroupActorOptions options = AutoOptions(1);
+    options.link.socket_dir = Root();
+    Start(options);
+    AddProcess(RankOptions(0));
+    ASSERT_TRUE(WaitLive(1));
+    options.link.handshake_address = actor_->handshake_address();
+    actor_.reset();
+    processes_.clear();
+    Start(options);  // remembers a vLLM rank
+    AddRank(RankOptions(0, transport::Dialect::kTokenSpeed));
+    ASSERT_TRUE(WaitLive(1, seconds(10)));
+    EXPECT_EQ(actor_->Snapshot()->runtime, "tokenspeed");
+    const StreamKey key = client().Submit(3);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_EQ(client()[key].tokens.size(), 3U);
+}
+
+TEST_F(GroupActorTest, AnUndeclaredGroupRunsOnTheOwnersLoop) {
+    GroupActorOptions options = AutoOptions(1);
+    options.own_thread = false;
+    Start(options);
+    const int fd = actor_->poll_fd();
+    AddRank(RankOptions(0, transport::Dialect::kTokenSpeed));
+    const auto until = SteadyNow::now() + seconds(10);
+    while (actor_->Snapshot()->live == 0 && SteadyNow::now() < until) {
+        pollfd item{fd, POLLIN, 0};
+        ::poll(&item, 1, 20);
+        actor_->RunOnce(Duration::zero());
+    }
+    const StreamKey key = client().Submit(4);
+    ASSERT_TRUE(client().Wait([&] {
+        actor_->RunOnce(milliseconds(1));
+        return client()[key].terminals > 0;
+    }));
+    EXPECT_EQ(client()[key].tokens.size(), 4U);
+    EXPECT_EQ(actor_->poll_fd(), fd) << "the owner watches what it was given first";
 }
 
 // ---- hostile peers ----

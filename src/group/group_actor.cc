@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/mailbox.h"
+#include "group/auto_actor.h"
 #include "wire/msgpack_json.h"
 #include "wire/tokenspeed/outputs.h"
 #include "wire/tokenspeed/request.h"
@@ -167,6 +168,8 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
     }
 
     ~Actor() override { Close(); }
+
+    FrontendLink::Handler& handler() noexcept { return *this; }
 
     // ---- Group: any thread ----
 
@@ -1162,6 +1165,21 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
     std::thread thread_;
 };
 
+template <class Wire>
+MadeActor MakeOf(GroupActorOptions options, std::unique_ptr<FrontendLink> link,
+                 std::shared_ptr<const Clock> clock) {
+    auto actor = std::make_unique<Actor<Wire>>(std::move(options), std::move(link), std::move(clock));
+    FrontendLink::Handler& handler = actor->handler();
+    return {std::move(actor), &handler};
+}
+
+MadeActor Make(transport::Dialect dialect, GroupActorOptions options, std::unique_ptr<FrontendLink> link,
+               std::shared_ptr<const Clock> clock) {
+    return dialect == transport::Dialect::kTokenSpeed
+               ? MakeOf<TokenSpeedWire>(std::move(options), std::move(link), std::move(clock))
+               : MakeOf<VllmWire>(std::move(options), std::move(link), std::move(clock));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<GroupActor>> GroupActor::Start(GroupActorOptions options) {
@@ -1178,17 +1196,22 @@ Result<std::unique_ptr<GroupActor>> GroupActor::Start(GroupActorOptions options)
                                            std::chrono::system_clock::now().time_since_epoch())
                                            .count());
     }
-    const transport::Dialect dialect = options.link.dialect;
+    const auto dialect = options.link.dialect;
     auto link = FrontendLink::Bind(options.link, *clock);
     if (!link.ok()) {
         return link.error();
     }
-    if (dialect == transport::Dialect::kTokenSpeed) {
-        return std::unique_ptr<GroupActor>(
-            std::make_unique<Actor<TokenSpeedWire>>(std::move(options), std::move(*link), std::move(clock)));
+    if (dialect) {
+        return Make(*dialect, std::move(options), std::move(*link), std::move(clock)).actor;
     }
-    return std::unique_ptr<GroupActor>(
-        std::make_unique<Actor<VllmWire>>(std::move(options), std::move(*link), std::move(clock)));
+    GroupActorOptions tenant = options;
+    tenant.own_thread = false;
+    return StartAutoActor(options, std::move(*link), clock,
+                          [tenant, clock](transport::Dialect found, std::unique_ptr<FrontendLink> bound) {
+                              GroupActorOptions concrete = tenant;
+                              concrete.link.dialect = found;
+                              return Make(found, std::move(concrete), std::move(bound), clock);
+                          });
 }
 
 }  // namespace rankgate::group

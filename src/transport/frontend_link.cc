@@ -107,6 +107,12 @@ class ZmqFrontendLink final : public FrontendLink {
 
     const std::string& handshake_address() const override { return handshake_address_; }
     const EngineAddresses& addresses() const override { return addresses_; }
+    std::optional<Dialect> dialect() const override {
+        if (handshake_ != nullptr && handshake_->dialect()) {
+            return handshake_->dialect();
+        }
+        return candidates_.empty() ? std::nullopt : std::optional{candidates_.begin()->second.ready.dialect};
+    }
 
     void Watch(int fd) override { AddToEpoll(fd, kTagExtra); }
 
@@ -477,8 +483,7 @@ class ZmqFrontendLink final : public FrontendLink {
             return {};
         }
         LinkFacts facts = std::move(**loaded);
-        if (facts.dialect != wire::DialectName(options_.dialect) || facts.size != options_.size ||
-            facts.base_index != options_.base_index) {
+        if (facts.size != options_.size || facts.base_index != options_.base_index) {
             LogWarning("facts_ignored",
                        {{"group", options_.group}, {"reason", "they are of a differently shaped group"}});
             return {};
@@ -491,7 +496,7 @@ class ZmqFrontendLink final : public FrontendLink {
             return;
         }
         LinkFacts facts;
-        facts.dialect = wire::DialectName(options_.dialect);
+        facts.dialect = dialect() ? wire::DialectName(*dialect()) : "auto";
         facts.size = options_.size;
         facts.base_index = options_.base_index;
         facts.handshake = handshake_address_;
@@ -981,6 +986,14 @@ class ZmqFrontendLink final : public FrontendLink {
                 }
                 const bool reattached = candidates_.erase(event.rank) != 0;
                 const RankFacts& facts = handshake_->facts(event.rank);
+                if (!candidates_.empty() &&
+                    candidates_.begin()->second.ready.dialect != facts.ready.dialect) {
+                    LogWarning("reattach_given_up",
+                               {{"group", options_.group},
+                                {"reason", "engines of another runtime came in place of those known"},
+                                {"now", wire::DialectName(facts.ready.dialect)}});
+                    candidates_.clear();
+                }
                 LogInfo("rank_live", {{"group", options_.group},
                                       {"rank", event.rank},
                                       {"engine", std::string_view{facts.ready.vllm_version}},
@@ -989,7 +1002,7 @@ class ZmqFrontendLink final : public FrontendLink {
                                       {"reattached", reattached}});
                 SaveFacts();
                 handler.OnLive(event.rank, facts, reattached);
-                if (options_.dialect == Dialect::kVllm &&
+                if (facts.ready.dialect == Dialect::kVllm &&
                     ranks_[static_cast<std::size_t>(event.rank)].fd[kOutput] < 0) {
                     // Peer credentials do not say which output connection is its own; its answer will.
                     std::uint8_t type = 0;
@@ -1042,8 +1055,9 @@ class ZmqFrontendLink final : public FrontendLink {
             const Status sent = Send(rank, type, payload, Urgency::kControl, {});
             // A busy engine does not answer for minutes: then its process tells us that both connections are
             // back.
-            if (sent.ok() && (link.output_seen || BothConnected(rank, facts.pid) ||
-                              (options_.dialect == Dialect::kTokenSpeed && !connections_[kOutput].empty()))) {
+            if (sent.ok() &&
+                (link.output_seen || BothConnected(rank, facts.pid) ||
+                 (facts.ready.dialect == Dialect::kTokenSpeed && !connections_[kOutput].empty()))) {
                 back.push_back(rank);
             }
         }

@@ -25,7 +25,8 @@
 namespace rankgate::transport {
 
 struct FrontendLinkOptions {
-    Dialect dialect{Dialect::kVllm};
+    /// Unset = that of the first rank that registers.
+    std::optional<Dialect> dialect{Dialect::kVllm};
     std::int32_t group{0};
     std::int32_t size{1};
     std::int32_t base_index{0};
@@ -85,6 +86,9 @@ class FrontendLink {
     /// Where engines must dial, with the real port.
     virtual const std::string& handshake_address() const = 0;
     virtual const EngineAddresses& addresses() const = 0;
+    /// Declared, or since a rank is Live its own; before that the one of the ranks that a restarted gateway
+    /// looks for (another may still come first), or unset.
+    virtual std::optional<Dialect> dialect() const = 0;
 
     /// Adds a descriptor of the owner (its mailbox) to what Wait waits for.
     virtual void Watch(int fd) = 0;

@@ -53,7 +53,7 @@ std::string Seconds(Duration duration) {
 
 }  // namespace
 
-Result<RankFacts> ParseReadyResponse(std::string_view map, Dialect dialect) {
+Result<RankFacts> ParseReadyResponse(std::string_view map, std::optional<Dialect> dialect) {
     const auto refuse = [](std::string text) {
         return Error{ErrorCode::kDecode, std::move(text), {}, false};
     };
@@ -64,12 +64,13 @@ Result<RankFacts> ParseReadyResponse(std::string_view map, Dialect dialect) {
     if (!ready.ok()) {
         return ready.error();
     }
-    if (ready->dialect != dialect) {
+    if (dialect && ready->dialect != *dialect) {
         return refuse("speaks the " + std::string(wire::DialectName(ready->dialect)) + " wire (version " +
-                      ready->vllm_version + "), this group is " + std::string(wire::DialectName(dialect)) +
-                      ": --runtime " + std::string(wire::DialectName(ready->dialect)) + " serves it");
+                      ready->vllm_version + "), this group is declared " +
+                      std::string(wire::DialectName(*dialect)) + ": --runtime " +
+                      std::string(wire::DialectName(ready->dialect)) + " or auto serves it");
     }
-    if (dialect == Dialect::kVllm && TooOld(ready->vllm_version)) {
+    if (ready->dialect == Dialect::kVllm && TooOld(ready->vllm_version)) {
         return refuse("vLLM " + ready->vllm_version + " is older than 0." + std::to_string(kOldestVllmMinor));
     }
     if (ready->max_model_len < 1) {
@@ -82,7 +83,10 @@ Result<RankFacts> ParseReadyResponse(std::string_view map, Dialect dialect) {
 }
 
 FrontendHandshake::FrontendHandshake(FrontendHandshakeOptions options, const Clock& clock)
-    : options_{std::move(options)}, clock_{clock}, ranks_(static_cast<std::size_t>(options_.size)) {
+    : options_{std::move(options)},
+      clock_{clock},
+      dialect_{options_.dialect},
+      ranks_(static_cast<std::size_t>(options_.size)) {
     RG_CHECK(options_.size >= 1 && options_.base_index >= 0 &&
              options_.base_index + options_.size <= wire::kMaxRank + 1);
 }
@@ -128,6 +132,16 @@ void FrontendHandshake::Refuse(std::int32_t rank, std::string_view identity, std
     }
     Emit(HandshakeEvent::Kind::kRefused, rank, std::move(reason));
     events_.back().identity = identity.substr(0, kMaxTextInLog);
+}
+
+/// An engine that said what it is and does not fit: it will not say anything else, so nobody waits for it.
+void FrontendHandshake::RefuseEngine(std::int32_t rank, std::string reason) {
+    Rank& state = ranks_[static_cast<std::size_t>(rank)];
+    Refuse(rank, IdentityOfRank(rank), reason);
+    if (step(rank) < Step::kRegistered) {
+        state.state = Absent{};
+        Emit(HandshakeEvent::Kind::kLostInStart, rank, "refused: " + reason);
+    }
 }
 
 void FrontendHandshake::OnHandshakeMessage(std::string_view identity,
@@ -264,6 +278,13 @@ bool FrontendHandshake::HashMisfit(std::int32_t rank) const {
 }
 
 std::string FrontendHandshake::Misfit(std::int32_t rank, const RankFacts& facts) const {
+    const auto speaks = [](const wire::ReadyResponse& ready) {
+        return std::string(wire::DialectName(ready.dialect)) + " wire (version " + ready.vllm_version + ")";
+    };
+    if (dialect_ && facts.ready.dialect != *dialect_) {
+        return "speaks the " + speaks(facts.ready) + ", this group is " +
+               std::string(wire::DialectName(*dialect_)) + " since its first rank: a group has one runtime";
+    }
     const std::int64_t claimed = facts.ready.data_parallel_size;
     if (claimed != 1 && claimed != options_.size) {
         return "engine runs with data_parallel_size " + std::to_string(claimed) + ", this group awaits " +
@@ -274,6 +295,10 @@ std::string FrontendHandshake::Misfit(std::int32_t rank, const RankFacts& facts)
         if (other == static_cast<std::size_t>(rank) ||
             they.state.index() < static_cast<std::size_t>(Step::kRegistered)) {
             continue;
+        }
+        if (they.facts.ready.dialect != facts.ready.dialect) {
+            return "speaks the " + speaks(facts.ready) + ", rank " + std::to_string(other) + " the " +
+                   speaks(they.facts.ready) + ": a group has one runtime";
         }
         if (they.facts.ready.data_parallel_size != claimed) {
             return "data_parallel_size " + std::to_string(claimed) + " here, " +
@@ -294,10 +319,13 @@ void FrontendHandshake::OnRegistration(std::string_view identity, std::span<cons
     }
     auto facts = ParseReadyResponse(frames[0], options_.dialect);
     if (!facts.ok()) {
-        return Refuse(rank, identity, facts.error().message);
+        // Noise under this identity is not its engine's word.
+        const bool engine = frames[0].empty() || wire::DecodeReadyResponse(frames[0]).ok();
+        return engine ? RefuseEngine(rank, facts.error().message)
+                      : Refuse(rank, identity, facts.error().message);
     }
     if (std::string misfit = Misfit(rank, *facts); !misfit.empty()) {
-        return Refuse(rank, identity, std::move(misfit));
+        return RefuseEngine(rank, std::move(misfit));
     }
     Rank& state = ranks_[static_cast<std::size_t>(rank)];
     const Step at = step(rank);
@@ -329,6 +357,7 @@ void FrontendHandshake::OnRegistration(std::string_view identity, std::span<cons
 void FrontendHandshake::BecomeLive(std::int32_t rank) {
     Rank& state = ranks_[static_cast<std::size_t>(rank)];
     state.state = Live{true};
+    dialect_ = state.facts.ready.dialect;
     Emit(HandshakeEvent::Kind::kLive, rank);
 }
 

@@ -36,11 +36,13 @@ struct RankFacts {
     std::int32_t pid{0};
 };
 
-/// Reads a ready response and refuses what the frontend cannot serve: a vLLM before 0.26, the other dialect.
-Result<RankFacts> ParseReadyResponse(std::string_view map, Dialect dialect);
+/// Reads a ready response and refuses what the frontend cannot serve: a vLLM before 0.26, and where `dialect`
+/// is given, the other one.
+Result<RankFacts> ParseReadyResponse(std::string_view map, std::optional<Dialect> dialect);
 
 struct FrontendHandshakeOptions {
-    Dialect dialect{Dialect::kVllm};
+    /// Unset = that of the first rank that registers: all the others must speak it too.
+    std::optional<Dialect> dialect{Dialect::kVllm};
     std::int32_t size{1};        // exactly this many ranks
     std::int32_t base_index{0};  // identity of rank r = base_index + r
     EngineAddresses addresses;   // sent in INIT
@@ -141,6 +143,8 @@ class FrontendHandshake {
     /// Rank of an identity, or -1: wrong width or outside the group.
     std::int32_t RankOf(std::string_view identity) const noexcept;
     std::string IdentityOfRank(std::int32_t rank) const;
+    /// The declared dialect, or that of the first rank that was Live; unset before.
+    std::optional<Dialect> dialect() const noexcept { return dialect_; }
     std::uint64_t refused() const noexcept { return refused_; }
 
   private:
@@ -162,6 +166,7 @@ class FrontendHandshake {
     void OnHello(std::int32_t rank, bool old_engine_serves);
     void OnReady(std::int32_t rank, const wire::Greeting& greeting);
     void Refuse(std::int32_t rank, std::string_view identity, std::string reason);
+    void RefuseEngine(std::int32_t rank, std::string reason);
     void Emit(HandshakeEvent::Kind kind, std::int32_t rank, std::string reason = {}, std::string bytes = {});
     void BecomeLive(std::int32_t rank);
     /// Empty = fits the group and the ranks that registered before it.
@@ -170,6 +175,7 @@ class FrontendHandshake {
 
     const FrontendHandshakeOptions options_;
     const Clock& clock_;
+    std::optional<Dialect> dialect_;
     std::vector<Rank> ranks_;
     std::vector<HandshakeEvent> events_;
     std::uint64_t refused_{0};

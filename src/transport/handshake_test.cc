@@ -54,6 +54,15 @@ class FrontendHandshakeTest : public ::testing::Test {
         base_ = base;
         return *machine_;
     }
+    FrontendHandshake& MakeAuto(std::int32_t size) {
+        FrontendHandshakeOptions options;
+        options.size = size;
+        options.dialect.reset();
+        options.addresses.inputs = {"ipc:///in"};
+        options.addresses.outputs = {"ipc:///out"};
+        machine_ = std::make_unique<FrontendHandshake>(options, clock_);
+        return *machine_;
+    }
     void Hello(std::int32_t rank, bool old_serves = false) {
         Send(wire::RankIdentity(base_ + rank), Greeting(wire::Greeting::Kind::kHello), old_serves);
         Pump();
@@ -258,22 +267,89 @@ TEST_F(FrontendHandshakeTest, RefusesTheOtherDialectAndOldEnginesByName) {
     EXPECT_NE(LastReason(Kind::kRefused).find("0.25.1"), std::string::npos);
     Register(0, "");
     EXPECT_NE(LastReason(Kind::kRefused).find("empty"), std::string::npos);
-    EXPECT_EQ(machine_->step(0), Step::kInitialised);
+    EXPECT_EQ(machine_->step(0), Step::kAbsent) << "it will say nothing else: nobody waits for it";
     Register(0, Ready(1, "0.32.0+cpu"));
     EXPECT_EQ(machine_->step(0), Step::kRegistered);
+}
+
+TEST_F(FrontendHandshakeTest, ARefusedEngineIsLostWithTheReasonAndNoiseIsNot) {
+    Make(1);
+    Hello(0);
+    Register(0, "noise");
+    EXPECT_EQ(machine_->step(0), Step::kInitialised);
+    EXPECT_EQ(Count(Kind::kLostInStart), 0U);
+    Register(0, Ready(1, "tokenspeed-0.1.1", "i", Dialect::kTokenSpeed));
+    EXPECT_EQ(machine_->step(0), Step::kAbsent);
+    for (const char* name : {"refused", "tokenspeed", "vllm", "--runtime"}) {
+        EXPECT_NE(LastReason(Kind::kLostInStart).find(name), std::string::npos) << name;
+    }
+    // What it still says changes nothing, and time neither.
+    SayReady(0);
+    machine_->OnHandshakeClosed(0);
+    clock_.Advance(std::chrono::minutes(20));
+    Tick();
+    EXPECT_EQ(machine_->step(0), Step::kAbsent);
+    EXPECT_EQ(Count(Kind::kLostInStart), 1U);
+}
+
+TEST_F(FrontendHandshakeTest, AnUndeclaredDialectIsThatOfTheFirstLiveRank) {
+    for (const Dialect first : {Dialect::kVllm, Dialect::kTokenSpeed}) {
+        const Dialect second = first == Dialect::kVllm ? Dialect::kTokenSpeed : Dialect::kVllm;
+        const auto ready = [](Dialect dialect) {
+            return Ready(1, dialect == Dialect::kVllm ? "0.32.0" : "tokenspeed-0.1.1", "i", dialect);
+        };
+        MakeAuto(2);
+        events_.clear();
+        EXPECT_FALSE(machine_->dialect());
+        Hello(0);
+        Hello(1);
+        Register(0, ready(first));
+        EXPECT_FALSE(machine_->dialect()) << "it may still go away";
+        Register(1, ready(second));
+        EXPECT_EQ(machine_->step(1), Step::kAbsent);
+        EXPECT_NE(LastReason(Kind::kRefused).find(wire::DialectName(first)), std::string::npos);
+        EXPECT_NE(LastReason(Kind::kRefused).find(wire::DialectName(second)), std::string::npos);
+        SayReady(0);
+        EXPECT_EQ(machine_->dialect(), first);
+        Hello(1);
+        Register(1, ready(second));
+        EXPECT_EQ(machine_->step(1), Step::kAbsent);
+        Hello(1);
+        Register(1, ready(first));
+        SayReady(1);
+        EXPECT_EQ(machine_->step(1), Step::kLive);
+        // The runtime is the group's for good.
+        machine_->OnLost(0);
+        machine_->OnLost(1);
+        Hello(0);
+        Register(0, ready(second));
+        EXPECT_EQ(machine_->step(0), Step::kAbsent);
+    }
+}
+
+TEST_F(FrontendHandshakeTest, AnUndeclaredGroupForgetsARankThatNeverWentLive) {
+    MakeAuto(2);
+    Hello(0);
+    Register(0, Ready());
+    machine_->OnLost(0);
+    Hello(1);
+    Register(1, Ready(1, "tokenspeed-0.1.1", "i", Dialect::kTokenSpeed));
+    SayReady(1);
+    EXPECT_EQ(machine_->step(1), Step::kLive);
+    EXPECT_EQ(machine_->dialect(), Dialect::kTokenSpeed);
 }
 
 TEST_F(FrontendHandshakeTest, RefusesAGroupSizeThatDiffersAndMixedLockstep) {
     Make(2);
     Hello(0);
     Register(0, Ready(4));
-    EXPECT_EQ(machine_->step(0), Step::kInitialised);
+    EXPECT_EQ(machine_->step(0), Step::kAbsent);
     EXPECT_NE(LastReason(Kind::kRefused).find("data_parallel_size 4"), std::string::npos);
     Register(0, Ready(2));
     EXPECT_EQ(machine_->step(0), Step::kRegistered);
     Hello(1);
     Register(1, Ready(1));
-    EXPECT_EQ(machine_->step(1), Step::kInitialised);
+    EXPECT_EQ(machine_->step(1), Step::kAbsent);
 }
 
 TEST_F(FrontendHandshakeTest, RefusesReadyWithAnotherParallelConfigHash) {

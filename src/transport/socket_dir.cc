@@ -133,7 +133,7 @@ std::string SerialiseFacts(const LinkFacts& facts) {
     return out;
 }
 
-Result<LinkFacts> ParseFacts(std::string_view text, Dialect dialect) {
+Result<LinkFacts> ParseFacts(std::string_view text, std::optional<Dialect> dialect) {
     const auto bad = [](std::string what) {
         return Error{ErrorCode::kDecode, "facts file: " + std::move(what), "--socket-dir", false};
     };
@@ -159,6 +159,11 @@ Result<LinkFacts> ParseFacts(std::string_view text, Dialect dialect) {
             }
             if (facts.size < 1) {
                 return bad("no size");
+            }
+            for (const auto& [rank, known] : facts.ranks) {
+                if (wire::DialectName(known.ready.dialect) != facts.dialect) {
+                    return bad("rank " + std::to_string(rank) + " is not of dialect " + facts.dialect);
+                }
             }
             return facts;
         }
@@ -356,7 +361,7 @@ Status SocketDir::Save(const LinkFacts& facts) const {
     return {};
 }
 
-Result<std::optional<LinkFacts>> SocketDir::Load(Dialect dialect) const {
+Result<std::optional<LinkFacts>> SocketDir::Load(std::optional<Dialect> dialect) const {
     const std::string path = FactsPath();
     const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW)};
     if (!fd.valid()) {

@@ -31,7 +31,8 @@ struct LinkFacts {
 
 std::string SerialiseFacts(const LinkFacts& facts);
 /// Bounded and strict: anything unexpected is an error, never a half-read table.
-Result<LinkFacts> ParseFacts(std::string_view text, Dialect dialect);
+/// Every rank's facts must be of `dialect`, or where that is unset, of the one that the text names.
+Result<LinkFacts> ParseFacts(std::string_view text, std::optional<Dialect> dialect);
 
 class SocketDir {
   public:
@@ -51,7 +52,7 @@ class SocketDir {
     /// Atomic replace, 0600.
     Status Save(const LinkFacts& facts) const;
     /// nullopt when there are none.
-    Result<std::optional<LinkFacts>> Load(Dialect dialect) const;
+    Result<std::optional<LinkFacts>> Load(std::optional<Dialect> dialect) const;
 
     static constexpr std::size_t kMaxFactsBytes = 16 << 20;
 

@@ -173,6 +173,11 @@ TEST_F(SocketDirTest, DamagedFactsAreAnErrorAndNeverHalfRead) {
         EXPECT_FALSE(ParseFacts(std::string_view{text}.substr(0, cut), Dialect::kVllm).ok()) << cut;
     }
     EXPECT_FALSE(ParseFacts(text + "more\n", Dialect::kVllm).ok());
+    EXPECT_TRUE(ParseFacts(text, std::nullopt).ok());
+    EXPECT_FALSE(ParseFacts(text, Dialect::kTokenSpeed).ok()) << "a declared group takes its own only";
+    LinkFacts lying = SomeFacts();
+    lying.dialect = "tokenspeed";
+    EXPECT_FALSE(ParseFacts(SerialiseFacts(lying), std::nullopt).ok()) << "the ranks are vLLM's";
     EXPECT_FALSE(ParseFacts("rankgate-facts 2\nsize 99999999\nend\n", Dialect::kVllm).ok());
     EXPECT_FALSE(ParseFacts("rankgate-facts 2\nsize 1\nrank 5 00 - 0\nend\n", Dialect::kVllm).ok());
     EXPECT_FALSE(ParseFacts("rankgate-facts 2\nsize 1\nrank 0 zz - 0\nend\n", Dialect::kVllm).ok());
