@@ -66,7 +66,7 @@ def served(tmp_path_factory):
     # After everything: the rank never died, nothing is held, and it still answers.
     assert made.ranks[0].popen.poll() is None
     server.wait_idle(5)
-    assert server.metric("rankgate_undecodable_outputs_total") == 0
+    assert server.metric("rankgate_decode_errors_total") == 0
     assert server.post("/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 2})[0] == 200
     made.close()
 
