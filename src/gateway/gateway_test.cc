@@ -315,6 +315,24 @@ TEST_F(GatewayTest, AThousandStreamsComplete) {
     EXPECT_EQ(Metric("vllm:request_success_total{finished_reason=\"length\",model_name=\"m\"}"), 1000);
 }
 
+TEST_F(GatewayTest, AStopTokenThatTheEngineDoesNotNameIsNamed) {
+    Start();
+    RawClient client{port()};
+    const auto ended = [&](std::size_t i, std::string_view text) {
+        EXPECT_TRUE(client.Send(
+            Post("/v1/chat/completions", WithField(kChatStream, R"("stop_token_ids":[90,88])"))));
+        EXPECT_TRUE(group().WaitSubmitted(i + 1));
+        group().Say(i, text, FinishReason::kStop);
+        return client.Read().body;
+    };
+    const std::string named = ended(0, "abZ");
+    EXPECT_NE(named.find("\"stop_reason\":90"), std::string::npos) << named;
+    EXPECT_EQ(JoinedContent(Events(named)), "ab") << "and is not part of the text";
+    const std::string eos = ended(1, "ab");
+    EXPECT_NE(eos.find("\"stop_reason\":null"), std::string::npos) << eos;
+    ExpectNothingLeft();
+}
+
 TEST_F(GatewayTest, AStopStringEndsTheChoiceAndAbortsTheEngineAtOnce) {
     Start();
     RawClient client{port()};

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "wire/tokenspeed/outputs.h"
 
 namespace rankgate::gateway {
 namespace {
@@ -142,14 +143,25 @@ void Session::Run(api::ParsedRequest parsed, Result<std::vector<api::PreparedPro
     assembler_.emplace(std::move(parsed), model_, std::move(*prompts), reply_id,
                        static_cast<std::int64_t>(arrived_wall_));
     submitted_ = true;
+    if (!built->empty()) {
+        named_stops_ = wire::tokenspeed::NamedStops(built->front()->sampling);
+    }
     keys_.assign(built->size(), 0);
     for (std::uint32_t choice = 0; choice < built->size(); ++choice) {
         keys_[choice] = handler_.OpenStream(*this, choice);
     }
     entry_->in_flight.fetch_add(static_cast<std::int64_t>(built->size()), std::memory_order_relaxed);
-    // Answers only come through the mailbox, so none of these calls can end this session.
+    // Answers only come through the mailbox, so none of these calls can end this session. A tenant sends now,
+    // on this stack, which spares the request a wake-up on its way to the engine.
+    const LoopTenant* tenant = entry_->handle.tenant ? &*entry_->handle.tenant : nullptr;
+    if (tenant != nullptr) {
+        tenant->hold_commands();
+    }
     for (std::uint32_t choice = 0; choice < built->size(); ++choice) {
         entry_->handle.group->Submit(keys_[choice], std::move((*built)[choice]), handler_.mailbox_);
+    }
+    if (tenant != nullptr) {
+        tenant->run_commands();
     }
 }
 
@@ -183,8 +195,14 @@ void Session::OnOutput(const api::ChoiceOutput& output, const Error* error, std:
         sink.clear();
     }
     const std::uint32_t choice = output.choice;
+    api::ChoiceOutput said = output;
+    wire::StopReason matched;
+    if (terminal && output.stop_reason == nullptr && !named_stops_.empty()) {
+        matched = wire::tokenspeed::MatchedStop(output.finish_reason, output.tokens, named_stops_);
+        said.stop_reason = std::holds_alternative<std::monostate>(matched) ? nullptr : &matched;
+    }
     const api::Effect effect =
-        error != nullptr ? assembler_->OnError(choice, *error, sink) : assembler_->OnOutput(output, sink);
+        error != nullptr ? assembler_->OnError(choice, *error, sink) : assembler_->OnOutput(said, sink);
     if (terminal) {
         Finish finish = Finish::kError;
         if (const std::string_view reason = assembler_->finish_reason(choice);

@@ -52,7 +52,8 @@ class Session final : public http::ExchangeListener {
 
     http::Exchange* exchange_;
     std::optional<api::ResponseAssembler> assembler_;
-    std::vector<group::StreamKey> keys_;  // by choice; 0 = ended
+    std::vector<group::StreamKey> keys_;      // by choice; 0 = ended
+    std::vector<wire::TokenId> named_stops_;  // stop tokens that the answer names, where an engine does not
     std::int64_t choices_;
     TimePoint arrived_;
     TimePoint first_token_{};

@@ -318,7 +318,7 @@ TEST(TokenSpeedCases, MatchedStopIsNamedAsVllmWouldNameIt) {
     params.stop_token_ids = {6, 2};
     params.eos_token_id = 2;
     const auto stop = [&](FinishReason reason, std::vector<TokenId> delta) {
-        return MatchedStop(reason, delta, params);
+        return MatchedStop(reason, delta, NamedStops(params));
     };
     EXPECT_EQ(stop(FinishReason::kStop, {4, 6}), StopReason{std::int64_t{6}});
     EXPECT_EQ(stop(FinishReason::kStop, {4, 2}), StopReason{});
@@ -326,6 +326,8 @@ TEST(TokenSpeedCases, MatchedStopIsNamedAsVllmWouldNameIt) {
     EXPECT_EQ(stop(FinishReason::kStop, {}), StopReason{});
     EXPECT_EQ(stop(FinishReason::kLength, {6}), StopReason{});
     EXPECT_EQ(stop(FinishReason::kNone, {6}), StopReason{});
+    params.ignore_eos = true;
+    EXPECT_EQ(stop(FinishReason::kStop, {4, 2}), StopReason{std::int64_t{2}}) << "asked for by id";
 }
 
 TEST(TokenSpeedCases, HostileOutputsAreRefusedAtEveryByte) {

@@ -280,18 +280,21 @@ Status DecodeLogprobs(const OutputRow& row, Logprobs& out) {
     return {};
 }
 
+std::vector<TokenId> NamedStops(const SamplingParams& params) {
+    std::vector<TokenId> named = params.stop_token_ids;
+    if (params.eos_token_id && !params.ignore_eos) {
+        std::erase(named, *params.eos_token_id);
+    }
+    return named;
+}
+
 StopReason MatchedStop(FinishReason reason, std::span<const TokenId> delta,
-                       const SamplingParams& params) noexcept {
-    if (reason != FinishReason::kStop || delta.empty()) {
+                       std::span<const TokenId> named) noexcept {
+    if (reason != FinishReason::kStop || delta.empty() ||
+        std::find(named.begin(), named.end(), delta.back()) == named.end()) {
         return {};
     }
-    const TokenId last = delta.back();
-    if (params.eos_token_id && last == *params.eos_token_id && !params.ignore_eos) {
-        return {};
-    }
-    const bool named = std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), last) !=
-                       params.stop_token_ids.end();
-    return named ? StopReason{std::int64_t{last}} : StopReason{};
+    return std::int64_t{delta.back()};
 }
 
 void EncodeOutputs(const OutputsBatch& batch, std::string& payload) {

@@ -44,10 +44,12 @@ Status DecodeOutputs(Frames frames, OutputsMessage& out);
 /// One scored position per new token, width 1 (this wire has no top-k), ranks unknown (0).
 Status DecodeLogprobs(const OutputRow& row, Logprobs& out);
 
-/// Which stop token ended the row, as vLLM would say it: the matched id is the last of the delta here as
-/// there, but this wire does not name it. monostate for EOS, for a stop string, and for every other end.
+/// The stop token ids that vLLM names in stop_reason when one ends a request: all but the EOS.
+std::vector<TokenId> NamedStops(const SamplingParams& params);
+/// Which of them ended the row, as vLLM would say it: the matched id is the last of the delta here as there,
+/// but this wire does not name it. monostate for EOS, for a stop string, and for every other end.
 StopReason MatchedStop(FinishReason reason, std::span<const TokenId> delta,
-                       const SamplingParams& params) noexcept;
+                       std::span<const TokenId> named) noexcept;
 
 // ---- engine end ----
 
