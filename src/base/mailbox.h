@@ -50,11 +50,19 @@ class Mailbox {
         }
     }
 
-    /// Call first after a wake-up, before Pop: re-arms the signal.
+    /// The consumer is awake and promises Acknowledge() and Pop() before it sleeps: until then a Push costs no
+    /// system call. Idempotent.
+    void Hold() noexcept { held_ = held_ || !signalled_.exchange(true); }
+    bool held() const noexcept { return held_; }
+
+    /// Call first after a wake-up (or a Hold), before Pop: re-arms the signal.
     void Acknowledge() noexcept {
-        std::uint64_t count = 0;
-        const ssize_t n = ::read(fd_.get(), &count, sizeof count);
-        (void)n;  // EAGAIN: a spurious call
+        if (!held_) {
+            std::uint64_t count = 0;
+            const ssize_t n = ::read(fd_.get(), &count, sizeof count);
+            (void)n;  // EAGAIN: a spurious call
+        }
+        held_ = false;
         signalled_.exchange(false);
     }
 
@@ -99,6 +107,7 @@ class Mailbox {
     std::atomic<MailboxNode*> tail_{&stub_};
     MailboxNode* head_{&stub_};
     std::atomic<bool> signalled_{false};
+    bool held_{false};  // the consumer's: it raised signalled_ itself, nothing was written
     UniqueFd fd_;
 };
 

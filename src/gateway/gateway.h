@@ -25,6 +25,8 @@ struct LoopTenant {
     int poll_fd{-1};                           // readable when run_once has work
     std::function<void()> run_once;            // one turn, without waiting
     std::function<TimePoint()> next_deadline;  // when to call it anyway; in the past = at once again
+    std::function<void()> hold_commands;       // what is submitted from here on wakes nobody ...
+    std::function<void()> run_commands;        // ... and is sent here, on the same stack
 };
 
 /// A running group and where its engines must dial.

@@ -45,7 +45,9 @@ GroupFactory RealGroups() {
         if (options.http_threads == 1) {
             group::GroupActor* tenant = started->get();
             handle.tenant = LoopTenant{tenant->poll_fd(), [tenant] { tenant->RunOnce(Duration::zero()); },
-                                       [tenant] { return tenant->next_deadline(); }};
+                                       [tenant] { return tenant->next_deadline(); },
+                                       [tenant] { tenant->HoldCommands(); },
+                                       [tenant] { tenant->RunCommands(); }};
         }
         handle.group = std::move(*started);
         return handle;

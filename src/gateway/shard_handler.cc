@@ -110,6 +110,7 @@ void ShardHandler::AdoptTenants() {
 }
 
 void ShardHandler::RunTenant(GroupEntry& entry) {
+    mailbox_.Hold();
     entry.handle.tenant->run_once();
     OnOutputs();  // what the turn has handed over leaves now, not after another wake-up
     if (entry.handle.tenant->next_deadline() == TimePoint{}) {

@@ -1474,7 +1474,19 @@ TEST_F(GroupActorTest, RunsOnTheOwnersLoopWithoutAThread) {
         return client()[key].terminals > 0;
     }));
     EXPECT_EQ(client()[key].tokens.size(), 4U);
-    (void)rank;
+    // What the loop itself submits leaves on its own stack: no descriptor fires, no turn is needed to send it.
+    actor_->HoldCommands();
+    const StreamKey held = client().Submit(4);
+    pollfd item{actor_->poll_fd(), POLLIN, 0};
+    EXPECT_EQ(::poll(&item, 1, 0), 0) << "a held submit wakes nobody";
+    actor_->RunCommands();
+    (void)rank.NextAdd();  // the first one
+    EXPECT_FALSE(rank.NextAdd().empty()) << "sent without a turn";
+    ASSERT_TRUE(client().Wait([&] {
+        actor_->RunOnce(milliseconds(1));
+        return client()[held].terminals > 0;
+    }));
+    EXPECT_EQ(client()[held].tokens.size(), 4U);
 }
 
 }  // namespace

@@ -169,6 +169,17 @@ class AutoActor final : public GroupActor, private FrontendLink::Handler {
         dirty_ = false;
     }
 
+    void HoldCommands() override {
+        if (GroupActor* actor = Real()) {
+            actor->HoldCommands();
+        }
+    }
+    void RunCommands() override {
+        if (GroupActor* actor = Real()) {
+            actor->RunCommands();
+        }
+    }
+
   private:
     GroupActor* Real() const noexcept { return real_.load(std::memory_order_acquire); }
 

@@ -259,9 +259,9 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         const bool commands = link_->Wait(wait);
         now_ = clock_->Now();
         more_ = false;
-        if (commands || commands_left_) {
+        if (commands || commands_left_ || commands_.held()) {
             ReadLoadPages();
-            TakeCommands(commands);
+            TakeCommands(commands || commands_.held());
             Execute();
         }
         if (link_->Poll(*this)) {
@@ -272,6 +272,25 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         if (now_ >= next_tick_) {
             Tick();
         }
+        Settle();
+    }
+
+    void HoldCommands() override { commands_.Hold(); }
+
+    void RunCommands() override {
+        if (!commands_.held()) {
+            return;
+        }
+        now_ = clock_->Now();
+        ReadLoadPages();
+        TakeCommands(true);
+        Execute();
+        Settle();
+    }
+
+  private:
+    /// The end of every turn.
+    void Settle() {
         if (admins_due_) {
             FinishAdmins();
         }
@@ -283,7 +302,6 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         }
     }
 
-  private:
     struct Shard {
         OutputMailbox* box;
         std::unique_ptr<OutputBatch> open;
