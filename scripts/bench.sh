@@ -14,7 +14,7 @@ smoke=
 [ "${1:-}" = --smoke ] && smoke=1
 
 micro=(wire_bench text_bench group_core_bench api_bench engine_bench)
-scripts/build.sh bench rankgate "${micro[@]}"
+scripts/build.sh bench rankgate shard_bench "${micro[@]}"
 ran=0
 failed=0
 for name in "${micro[@]}"; do
@@ -34,6 +34,12 @@ for name in "${micro[@]}"; do
         tail -20 "build/bench/$name.txt"
     fi
 done
+echo "==> shard"
+if bench/gateway/shard.sh "$(find build/bench/src -name shard_bench -type f -executable | head -1)"; then
+    ran=$((ran + 1))
+else
+    failed=$((failed + 1))
+fi
 echo "==> whole gateway"
 if RANKGATE=$PWD/build/bench/rankgate bench/gateway/run.sh ${smoke:+--quick}; then
     ran=$((ran + 1))
