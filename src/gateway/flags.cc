@@ -18,6 +18,19 @@ const std::map<std::string, LogLevel> kLogLevels{{"debug", LogLevel::kDebug},
                                                  {"error", LogLevel::kError}};
 const std::map<std::string, LogFormat> kLogFormats{{"text", LogFormat::kText}, {"json", LogFormat::kJson}};
 
+/// CLI11's own transformer prints the enum's bytes in --help and in its refusal.
+template <class Enum>
+void AddChoice(CLI::App& app, const std::string& name, Enum& value,
+               const std::map<std::string, Enum>& choices, const std::string& what) {
+    std::vector<std::string> names;
+    for (const auto& [choice, unused] : choices) {
+        names.push_back(choice);
+    }
+    app.add_option_function<std::string>(
+           name, [&value, &choices](const std::string& chosen) { value = choices.at(chosen); }, what)
+        ->transform(CLI::IsMember(names, CLI::ignore_case));
+}
+
 /// Flags of vLLM and of rankgate's plan that do not exist here, with the reason; named instead of "unknown".
 const std::map<std::string, std::string>& FlagsToCome() {
     static const std::map<std::string, std::string> flags{
@@ -161,10 +174,8 @@ void AddHttpFlags(CLI::App& app, GatewayOptions& options) {
     app.add_option("--shutdown-timeout", options.shutdown_timeout_seconds,
                    "Seconds that streams may take to end after SIGTERM")
         ->check(CLI::Range(0.0, 86400.0));
-    app.add_option("--log-level", options.log_level, "debug, info, warning or error")
-        ->transform(CLI::CheckedTransformer(kLogLevels, CLI::ignore_case));
-    app.add_option("--log-format", options.log_format, "text or json")
-        ->transform(CLI::CheckedTransformer(kLogFormats, CLI::ignore_case));
+    AddChoice(app, "--log-level", options.log_level, kLogLevels, "Least severe lines that are written");
+    AddChoice(app, "--log-format", options.log_format, kLogFormats, "Of the lines on stderr");
     app.final_callback([&app, &options] {
         if (!options.uds.empty() && app.get_option("--host")->count() == 0 &&
             app.get_option("--port")->count() == 0) {

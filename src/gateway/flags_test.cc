@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -101,6 +102,11 @@ TEST(Flags, ErrorsNameTheFlagTheValueAndWhatIsAllowed) {
               std::string::npos);
     EXPECT_EQ(message({"--data-parallel-address", "10.1.2.3", "--allow-remote-engines"}), "accepted");
     EXPECT_NE(message({"--log-level", "loud"}).find("--log-level"), std::string::npos);
+    for (const std::string& said : {message({"--log-level", "loud"}), message({"--log-format", "xml"})}) {
+        EXPECT_TRUE(std::all_of(said.begin(), said.end(), [](char c) { return c == '\n' || c >= ' '; }))
+            << said;
+        EXPECT_EQ(said.find("->"), std::string::npos) << "names only: " << said;
+    }
     EXPECT_NE(message({"--ssl-certfile", "/nonexistent"}).find("/nonexistent"), std::string::npos);
     EXPECT_FALSE(Parse({}).ok());
 }
