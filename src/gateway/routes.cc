@@ -147,6 +147,10 @@ void AppendGroup(std::string& out, const GroupEntry& entry, const group::GroupSn
             AppendString(out, rank.reason);
         }
         out += ",\"in_flight\":" + std::to_string(rank.in_flight);
+        if (!rank.load_source.empty()) {
+            out += ",\"load_source\":";
+            AppendString(out, rank.load_source);
+        }
         if (!rank.engine_version.empty()) {
             out += ",\"engine\":";
             AppendString(out, rank.engine_version);

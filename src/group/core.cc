@@ -410,12 +410,7 @@ double GroupCore<P>::ScoreOf(const Rank& rank) const noexcept {
     if (rank.load_counts) {
         const auto waiting = static_cast<double>(rank.load.num_waiting);
         score = std::max(own, waiting + static_cast<double>(rank.load.num_running));
-        double kv = rank.load.kv_usage;
-        if (kv < 0 && rank.load.kv_total_pages > 0) {
-            kv = static_cast<double>(rank.load.kv_active_pages) /
-                 static_cast<double>(rank.load.kv_total_pages);
-        }
-        score += waiting * 6.0 * std::max(0.0, std::min(kv, 1.0) - 0.5);
+        score += waiting * 6.0 * std::max(0.0, std::min(rank.load.kv_usage, 1.0) - 0.5);
     }
     // Prompt that stands before the newcomer, in engine steps of this rank. A report counts such a request as
     // one, whatever its length. Usual prompts are a small fraction of a step: they only decide between ranks
@@ -878,6 +873,10 @@ void GroupCore<P>::TakeLoad(Rank& rank, const wire::LoadSnapshot& load, LoadSour
     }
     if (!std::isfinite(rank.load.kv_usage) || rank.load.kv_usage < 0) {
         rank.load.kv_usage = -1.0;
+        if (rank.load.kv_total_pages > 0) {
+            rank.load.kv_usage = static_cast<double>(rank.load.kv_active_pages) /
+                                 static_cast<double>(rank.load.kv_total_pages);
+        }
     }
     rank.load_source = source;
     rank.load_at = at;

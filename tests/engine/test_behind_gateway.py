@@ -1,0 +1,215 @@
+"""`rankgate gateway` in front of `rankgate engine`, both as real processes, on both wires: the runtime that nobody declared, and what the
+gateway knows of a rank's load."""
+import json
+import pathlib
+import signal
+import sys
+import threading
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from rankgate_process import Process, Server, free_port, program, wait_for  # noqa: E402
+
+WIRES = ["vllm", "tokenspeed"]
+
+
+class Pair:
+    """One gateway and the ranks that dial it."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder, self.rpc_port, self.port = folder, free_port(), free_port()
+        self.processes: list[Process] = []
+        self.ranks: dict[int, Process] = {}
+
+    def gateway(self, *args: str, ranks: int = 1) -> Server:
+        self.size = ranks
+        self.server = Server("gateway", [":bytes:", "--served-model-name", "m", "--data-parallel-size", str(ranks), "--data-parallel-rpc-port",
+                                         str(self.rpc_port), *args], self.folder / f"gateway{len(self.processes)}.log", port=self.port)
+        self.processes.append(self.server)
+        wait_for("the gateway answers", self.answers, 20)
+        return self.server
+
+    def answers(self) -> bool:
+        try:
+            return self.server.get("/liveness")[0] == 200
+        except OSError:
+            return False
+
+    def rank(self, index: int, wire: str, *args: str) -> Process:
+        argv = [program(), "engine", "sim", "--runner", "sim", "--wire", wire, "--data-parallel-size", str(self.size), "--data-parallel-rank",
+                str(index), "--data-parallel-rpc-port", str(self.rpc_port), "--load-page-dir", str(self.folder / "load"), "--sim-vocab-size",
+                "259", "--sim-first-token", "97", "--sim-last-token", "122", "--sim-eos-token", "257", "--max-model-len", "4096", *args]
+        self.ranks[index] = Process(argv, self.folder / f"rank{index}-{len(self.processes)}.log")
+        self.processes.append(self.ranks[index])
+        return self.ranks[index]
+
+    def group(self) -> dict:
+        return json.loads(self.server.get("/health")[1])["groups"][0]
+
+    def wait_live(self, count: int, seconds: float = 20) -> None:
+        wait_for(f"{count} live", lambda: self.group()["live"] == count, seconds)
+
+    def complete(self, timeout: float = 30, **body):
+        return self.server.post("/v1/completions", {"model": "m", "prompt": "hello", "max_tokens": 8, "ignore_eos": True, **body}, timeout)
+
+    def stream(self, **body) -> str:
+        events = list(self.server.stream("/v1/completions", {"model": "m", "prompt": "hello", "max_tokens": 8, "ignore_eos": True, **body}))
+        assert events[-1] == {"done": True}, events
+        return "".join(e["choices"][0]["text"] for e in events if e.get("choices"))
+
+    def reported(self, rank: int = 0) -> tuple:
+        """What the gateway knows: running, waiting, part of the pages in use."""
+        engine = str(rank)
+        return (self.server.metric("vllm:num_requests_running", engine=engine), self.server.metric("vllm:num_requests_waiting", engine=engine),
+                self.server.metric("rankgate_rank_kv_usage", rank=engine))
+
+    def close(self):
+        for process in self.processes:
+            process.end()
+
+
+@pytest.fixture
+def pair(tmp_path):
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_undeclared_runtime_is_that_of_the_engines(pair, wire):
+    server = pair.gateway(ranks=2)
+    assert pair.group()["runtime"] == "auto"
+    assert pair.complete(timeout=5)[0] == 503, "nobody is there yet, and nobody waits"
+    for rank in range(2):
+        pair.rank(rank, wire)
+    server.wait_ready()
+    pair.wait_live(2)
+    assert pair.group()["runtime"] == wire
+    whole = pair.complete()
+    assert whole[0] == 200 and whole[1]["usage"]["completion_tokens"] == 8, whole
+    assert len(pair.stream()) == 8
+    for rank in range(2):
+        status, reply = pair.complete(data_parallel_rank=rank)
+        assert status == 200, reply
+    # The rules of the wire that was found, not of the flag.
+    status, reply = pair.complete(allowed_token_ids=[97])
+    assert (status == 200) == (wire == "vllm"), reply
+    status, reply = pair.complete(seed=-1)
+    assert (status == 200) == (wire == "vllm"), reply
+    # Both wires name the stop token that ended a request; it is not part of the text.
+    text = pair.stream(max_tokens=30, temperature=0)
+    stop = ord(text[4])
+    status, reply = pair.complete(max_tokens=30, temperature=0, stop_token_ids=[stop], ignore_eos=False)
+    choice = reply["choices"][0]
+    assert status == 200 and choice["finish_reason"] == "stop" and choice["stop_reason"] == stop, reply
+    assert chr(stop) not in choice["text"] and text.startswith(choice["text"])
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_restarted_gateway_finds_running_engines_of_either_wire(pair, wire):
+    sockets = str(pair.folder / "sockets")
+    server = pair.gateway("--socket-dir", sockets, ranks=2)
+    for rank in range(2):
+        pair.rank(rank, wire)
+    server.wait_ready()
+    pair.wait_live(2)
+    pair.complete()
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        server.stop(how)
+        server = pair.gateway("--socket-dir", sockets, ranks=2)
+        server.wait_ready()
+        pair.wait_live(2)
+        assert pair.group()["runtime"] == wire
+        assert len(pair.stream()) == 8
+        for rank in range(2):
+            assert pair.complete(data_parallel_rank=rank)[0] == 200
+    assert all(process.popen.poll() is None for process in pair.ranks.values())
+
+
+@pytest.mark.parametrize("first,second", [WIRES, WIRES[::-1]])
+def test_a_group_of_two_runtimes_is_refused_by_name_and_goes_on(pair, first, second):
+    server = pair.gateway(ranks=2)
+    pair.rank(0, first)
+    pair.wait_live(1)
+    pair.rank(1, second)
+    wait_for("the refusal in /health", lambda: pair.group()["ranks"][1].get("reason", "").startswith("refused"), 20)
+    reason = pair.group()["ranks"][1]["reason"]
+    assert first in reason and second in reason, reason
+    assert reason in server.text()
+    assert len(pair.stream()) == 8
+    pair.ranks[1].end()
+    pair.rank(1, first)
+    pair.wait_live(2)
+    assert pair.complete(data_parallel_rank=1)[0] == 200
+
+
+@pytest.mark.parametrize("declared,real", [WIRES, WIRES[::-1]])
+def test_a_wrong_declaration_is_refused_by_name(pair, declared, real):
+    server = pair.gateway("--runtime", declared)
+    pair.rank(0, real)
+    wait_for("the refusal in /health", lambda: pair.group()["ranks"][0].get("reason", "").startswith("refused"), 20)
+    reason = pair.group()["ranks"][0]["reason"]
+    assert declared in reason and real in reason and "--runtime" in reason, reason
+    assert reason in server.text()
+    assert server.get("/health")[0] == 503 and pair.complete(timeout=5)[0] == 503
+
+
+def burst(pair: Pair, count: int = 24) -> None:
+    """More than fits at once, so that some wait; all done when it returns."""
+    results = []
+    threads = [threading.Thread(target=lambda i=i: results.append(pair.complete(prompt="p" * (20 + i), max_tokens=40)[0])) for i in range(count)]
+    for t in threads:
+        t.start()
+    wait_for("work in the engine", lambda: pair.server.metric("rankgate_in_flight") > 4, 10, 0.005)
+    for t in threads:
+        t.join(60)
+    assert results == [200] * count
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("page", [True, False])
+def test_after_a_burst_the_gateway_knows_that_the_rank_is_idle(pair, wire, page):
+    server = pair.gateway()
+    pair.rank(0, wire, "--max-num-seqs", "4", "--sim-step-us", "2000", *([] if page else ["--no-load-page"]))
+    server.wait_ready()
+    burst(pair)
+    server.wait_idle()
+    # No traffic from here on. The pages that the prefix cache keeps are not in use.
+    wait_for("idle as the rank itself says", lambda: pair.reported() == (0, 0, 0), 2)
+    assert wait_for("an age", lambda: server.metric("rankgate_rank_load_age_seconds", rank="0") >= 0, 2)
+    if page:
+        assert pair.complete()[0] == 200
+        wait_for("idle again", lambda: pair.reported() == (0, 0, 0), 2)
+
+
+def test_in_the_upstream_order_the_last_word_stays_busy(pair):
+    server = pair.gateway()
+    pair.rank(0, "tokenspeed", "--max-num-seqs", "4", "--sim-step-us", "2000", "--no-load-page", "--stale-load")
+    server.wait_ready()
+    burst(pair)
+    server.wait_idle()
+    with pytest.raises(AssertionError):
+        wait_for("idle", lambda: pair.reported() == (0, 0, 0), 1.5)
+    running, _, usage = pair.reported()
+    assert running > 0 and usage > 0
+    # It is chosen all the same: a rank of whom nothing is in flight is idle, whatever it said.
+    assert pair.complete()[0] == 200
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_gateway_prefers_the_shared_page(pair, wire):
+    server = pair.gateway(ranks=2)
+    pair.rank(0, wire, "--sim-step-us", "3000")
+    pair.rank(1, wire, "--sim-step-us", "3000", "--no-load-page")
+    server.wait_ready()
+    pair.wait_live(2)
+    threads = [threading.Thread(target=pair.complete, kwargs={"max_tokens": 400, "data_parallel_rank": i % 2}) for i in range(4)]
+    for t in threads:
+        t.start()
+    source = lambda rank: pair.group()["ranks"][rank]["load_source"]  # noqa: E731
+    wait_for("the page is read", lambda: source(0) == "mailbox", 5, 0.01)
+    wait_for("reports are read", lambda: source(1) == "report", 5, 0.01)
+    for t in threads:
+        t.join(60)
