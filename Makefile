@@ -62,7 +62,7 @@ test-judges: ## other people's conformance suites against the gateway
 test-relay: ## the long relay lane: cold starts, publish at once, soak
 	@tests/relay/run_long.sh
 
-bench: ## budgets against the floor; JSON in build/bench (PEERS=1 also runs installed peers)
+bench: ## budgets against the floor; JSON in build/bench (PEERS=1 also runs a peer on the same ranks)
 	@scripts/bench.sh
 
 bench-relay: ## the relay against PUB/SUB and its kin; JSON in build/bench

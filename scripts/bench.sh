@@ -1,15 +1,11 @@
 #!/usr/bin/env bash
 # `make bench`: the budgets. Micro-benchmarks of the token path, then the whole gateway on one core against simulated ranks, beside a
 # one-thread server that only writes canned chunks (the kernel's price). JSON in build/bench/, a table on the screen.
-# --smoke: a few seconds of each, to see that they run. The peer of the whole-gateway run is that floor; other servers are measured from
-# outside with `rankgate bench --url` (PEERS=1 says so and stops: no other gateway installs from a registry at a pinned version yet).
+# --smoke: a few seconds of each, to see that they run.
+# PEERS=1: also another gateway that speaks the same wire (SMG, a pinned wheel in a venv of its own), in front of the same ranks in the same run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build/bench
-if [ -n "${PEERS:-}" ]; then
-    echo "bench: PEERS=1: no peer gateway is installed by this project; measure one with: rankgate bench --url HOST:PORT" >&2
-    exit 1
-fi
 smoke=
 [ "${1:-}" = --smoke ] && smoke=1
 
@@ -45,6 +41,20 @@ if RANKGATE=$PWD/build/bench/rankgate bench/gateway/run.sh ${smoke:+--quick}; th
     ran=$((ran + 1))
 else
     failed=$((failed + 1))
+fi
+if [ -n "${PEERS:-}" ]; then
+    echo "==> peers"
+    smg=1.13.0
+    if [ ! -x build/bench/venv-peers/bin/smg ]; then
+        python3 -m venv build/bench/venv-peers
+        build/bench/venv-peers/bin/pip install -q --disable-pip-version-check "smg==$smg"
+    fi
+    scripts/fetch_tokenizers.sh smollm2 >/dev/null
+    if python3 bench/gateway/run.py --rankgate "$PWD/build/bench/rankgate" --peers ${smoke:+--quick}; then
+        ran=$((ran + 1))
+    else
+        failed=$((failed + 1))
+    fi
 fi
 echo "$ran passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -188,7 +188,10 @@ int main(int argc, char** argv) {
             } else {
                 if (connection.need == 0) {
                     const std::size_t head = connection.tail.find("\r\n\r\n");
-                    const std::size_t length = connection.tail.find("Content-Length: ");
+                    std::size_t length = connection.tail.find("Content-Length: ");
+                    if (length == std::string::npos) {
+                        length = connection.tail.find("content-length: ");
+                    }
                     if (head != std::string::npos && length != std::string::npos) {
                         connection.need =
                             head + 4 +

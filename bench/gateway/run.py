@@ -3,6 +3,8 @@
 first token, bytes of a silent stream. Writes build/bench/gateway.json and prints a table; every figure stands beside the floor's.
 
   bench/gateway/run.py [--rankgate PATH] [--quick] [--cases a,b] [--realtime]
+  bench/gateway/run.py --peers    beside another gateway that speaks the same wire, in front of the same ranks, with the same
+                                  tokenizer.json; writes build/bench/peers.json
 
 The server under test is pinned to core 0; engines and loader share the others. CPU is user + system time of all its threads
 (schedstat, nanoseconds). --realtime puts everything under SCHED_FIFO: clean wall times on a machine with other work.
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -56,6 +59,20 @@ def rss(pid: int) -> int:
     return 0
 
 
+BYTE_VOCABULARY = ["--sim-vocab-size", "259", "--sim-eos-token", "257"]
+BYTE_TOKENS = ["--sim-first-token", "97", "--sim-last-token", "122"]
+# SmolLM2's tokenizer.json; ids 300 to 400 are plain pieces of text.
+WORD_VOCABULARY = ["--sim-vocab-size", "49152", "--sim-eos-token", "2"]
+WORD_TOKENS = ["--sim-first-token", "300", "--sim-last-token", "400"]
+
+
+def fnv1a(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
 class Bench:
     def __init__(self, rankgate: str, realtime: bool):
         self.rankgate = rankgate
@@ -85,26 +102,47 @@ class Bench:
         self.wait_port(port)
         return port, server.pid
 
-    def gateway(self, step_us: int, engine_args: list[str] | None = None, runner: str = "sim", gateway_args: list[str] | None = None):
-        port, rpc = free_port(), free_port()
-        log = open(OUT / "gateway.log", "w")
-        server = self.spawn([self.rankgate, "gateway", ":bytes:", "--served-model-name", "m", "--port", str(port), "--data-parallel-rpc-port",
-                             str(rpc), "--http-threads", "1", "--log-level", "warning", *(gateway_args or [])], "0", stdout=log, stderr=log)
-        sim = ["--sim-step-us", str(step_us), "--sim-first-token", "97", "--sim-last-token", "122"] if runner == "sim" else []
+    def engine(self, rpc: int, runner: str, vocabulary: list[str], args: list[str], log) -> None:
         self.spawn([self.rankgate, "engine", "m", "--runner", runner, "--data-parallel-rpc-port", str(rpc), "--max-model-len", "4096",
-                    "--max-num-seqs", "4096", "--sim-vocab-size", "259", "--sim-eos-token", "257", "--log-level", "warning", *sim,
-                    *(engine_args or [])], self.others(), stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
+                    "--max-num-seqs", "4096", *vocabulary, "--log-level", "warning", *args], self.others(), stdout=log, stderr=log)
+
+    def await_ready(self, port: int, path: str, body: bytes | None = None) -> None:
+        deadline = time.monotonic() + 60
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/readiness", timeout=2) as reply:
+                ask = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body, headers={"Content-Type": "application/json"})
+                with urllib.request.urlopen(ask, timeout=5) as reply:
                     if reply.status == 200:
-                        return port, server.pid
+                        return
             except OSError:
                 pass
             if time.monotonic() > deadline:
                 raise SystemExit("the gateway did not become ready: " + (OUT / "gateway.log").read_text()[-2000:])
             time.sleep(0.05)
+
+    def gateway(self, step_us: int, engine_args: list[str] | None = None, runner: str = "sim", gateway_args: list[str] | None = None,
+                model: str = ":bytes:"):
+        port, rpc = free_port(), free_port()
+        log = open(OUT / "gateway.log", "w")
+        server = self.spawn([self.rankgate, "gateway", model, "--served-model-name", "m", "--port", str(port), "--data-parallel-rpc-port",
+                             str(rpc), "--http-threads", "1", "--log-level", "warning", *(gateway_args or [])], "0", stdout=log, stderr=log)
+        sim = ["--sim-step-us", str(step_us), *(BYTE_TOKENS if model == ":bytes:" else WORD_TOKENS)] if runner == "sim" else []
+        self.engine(rpc, runner, BYTE_VOCABULARY if model == ":bytes:" else WORD_VOCABULARY, [*sim, *(engine_args or [])], log)
+        self.await_ready(port, "/readiness")
+        return port, server.pid
+
+    def smg(self, program: str, step_us: int, model: str):
+        """SMG in front of the same rank. It derives the handshake port from the worker's path, and so do we."""
+        path = OUT / f"smg-{free_port()}"
+        rpc = 20000 + fnv1a(str(path).encode()) % 10000
+        port, metrics = free_port(), free_port()
+        log = open(OUT / "gateway.log", "w")
+        server = self.spawn([program, "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics), "--worker-urls",
+                             f"ipc://{path}", "--backend", "vllm", "--model-path", model, "--model-alias", f"m={model}", "--log-level", "warn"],
+                            "0", stdout=log, stderr=log)
+        self.engine(rpc, "sim", WORD_VOCABULARY, ["--sim-step-us", str(step_us), *WORD_TOKENS], log)
+        self.await_ready(port, "/v1/completions", b'{"model":"m","prompt":"hi","max_tokens":1}')
+        return port, server.pid
 
     def wait_port(self, port: int) -> None:
         for _ in range(200):
@@ -177,14 +215,62 @@ def silent(bench: Bench, count: int) -> dict:
     return {"streams": count, "bytes_per_stream": (after - before) / count}
 
 
+PEER_CASES = ["paced-512x25ms", "paced-1024x50ms", "paced-64x20ms", "flat-64", "ttft-1", "one-token-64", "one-token-chat-64"]
+
+
+def peers(bench: Bench, wanted: list[str], repetitions: int) -> int:
+    """Floor, rankgate and each peer that is installed, interleaved, with one tokenizer and one kind of rank."""
+    smg = next((p for p in (str(OUT / "venv-peers" / "bin" / "smg"), shutil.which("smg")) if p and pathlib.Path(p).exists()), None)
+    if smg is None:
+        print("bench: no peer is installed (looked for smg on PATH and in build/bench/venv-peers)", file=sys.stderr)
+        return 1
+    version = subprocess.run([smg, "--version"], capture_output=True, text=True).stdout.strip() or "version unknown"
+    model = str(ROOT / "build" / "tokenizers" / "smollm2")
+    print(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, {'SCHED_FIFO' if bench.realtime else 'ordinary scheduling'}; one gateway core; "
+          f"peer: {version}; SmolLM2's tokenizer.json; medians of {repetitions}")
+    print(f"{'case':<20}{'':>12}{'floor':>10}{'rankgate':>10}{'smg':>10}   smg / rankgate")
+    table: dict[str, dict] = {}
+    for name in wanted:
+        step_us, kind, count, requests, tokens, poll_us = CASES[name]
+        runs: dict[str, list[dict]] = {"floor": [], "rankgate": [], "smg": []}
+        for _ in range(repetitions):
+            for side in runs:
+                port, pid = (bench.floor(step_us) if side == "floor" else bench.gateway(step_us, model=model) if side == "rankgate"
+                             else bench.smg(smg, step_us, model))
+                if requests > 1:
+                    bench.load(port, pid, kind, count, max(1, requests // 10), tokens, poll_us)
+                runs[side].append(bench.load(port, pid, kind, count, requests, tokens, poll_us))
+                bench.stop()
+        per = "tokens" if kind.endswith("stream") and name != "ttft-1" else "answers"
+        rows = {"cpu us a " + per[:-1]: {s: sorted(r["cpu_us"] / r[per] for r in runs[s])[repetitions // 2] for s in runs}}
+        if kind.endswith("stream"):
+            rows["ttft p50 us"] = {s: sorted(r["ttft_p50_us"] for r in runs[s])[repetitions // 2] for s in runs}
+            rows["gap p99 us"] = {s: sorted(r["gap_p99_us"] for r in runs[s])[repetitions // 2] for s in runs}
+        for row, values in rows.items():
+            ratio = f"{values['smg'] / values['rankgate']:.2f}" if values["rankgate"] else "-"
+            print(f"{name:<18}{row:>14}{values['floor']:>10.1f}{values['rankgate']:>10.1f}{values['smg']:>10.1f}   {ratio}", flush=True)
+        table[name] = {"rows": rows, "runs": runs}
+    (OUT / "peers.json").write_text(json.dumps({"when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cores": CORES, "peer": version,
+                                                 "load": os.getloadavg(), "realtime": bench.realtime, "cases": table}, indent=1))
+    print(OUT / "peers.json")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rankgate", default=os.environ.get("RANKGATE", str(ROOT / "build" / "release" / "rankgate")))
     parser.add_argument("--quick", action="store_true", help="one repetition")
     parser.add_argument("--cases", default="")
     parser.add_argument("--realtime", action="store_true")
+    parser.add_argument("--peers", action="store_true")
     args = parser.parse_args()
     build()
+    if args.peers:
+        bench = Bench(args.rankgate, args.realtime)
+        try:
+            return peers(bench, [n for n in PEER_CASES if not args.cases or n in args.cases.split(",")], 1 if args.quick else 3)
+        finally:
+            bench.stop()
     wanted = [name for name in [*CASES, "silent"] if not args.cases or name in args.cases.split(",")]
     repetitions = 1 if args.quick else 3
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
