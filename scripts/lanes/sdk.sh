@@ -17,7 +17,7 @@ export MODEL=SmolLM2-135M-Instruct NO_PROXY=127.0.0.1,localhost
 start_server sdk "$model" --served-model-name $MODEL --max-model-len 2048 --max-num-seqs 4
 status=0
 say "openai-python"
-build/venv-sdk/bin/python -m pytest -q --timeout 120 -o asyncio_mode=auto tests/sdk/test_openai_python.py || status=1
+build/venv-sdk/bin/python -m pytest -q --timeout 120 -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/sdk/test_openai_python.py || status=1
 say "openai-node"
 cp tests/sdk/openai_node.test.mjs build/node-sdk/
 (cd build/node-sdk && node --test --test-concurrency=1 --test-reporter=tap openai_node.test.mjs) >build/lane-sdk-node.log 2>&1 || status=1
