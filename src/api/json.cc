@@ -11,30 +11,16 @@
 namespace rankgate::api {
 namespace {
 
-void AppendQuoted(std::string& out, std::string_view text) {
-    out += '"';
-    AppendJsonEscaped(out, text);
-    out += '"';
-}
-
-void AppendQuotedOrNull(std::string& out, std::string_view text) {
-    if (text.empty()) {
-        out += "null";
-    } else {
-        AppendQuoted(out, text);
-    }
-}
-
 void AppendModel(std::string& out, std::string_view id, const ModelInfo& model, std::string_view root,
                  std::string_view parent) {
     out += out.ends_with('}') ? ",{\"id\":" : "{\"id\":";
-    AppendQuoted(out, id);
+    AppendJsonString(out, id);
     out += R"(,"object":"model","created":)" + std::to_string(model.created) + R"(,"owned_by":)";
-    AppendQuoted(out, model.owned_by);
+    AppendJsonString(out, model.owned_by);
     out += R"(,"root":)";
-    AppendQuoted(out, root);
+    AppendJsonString(out, root);
     out += R"(,"parent":)";
-    AppendQuotedOrNull(out, parent);
+    AppendJsonStringOrNull(out, parent);
     if (model.max_model_len > 0) {
         out += R"(,"max_model_len":)" + std::to_string(model.max_model_len);
     }
@@ -125,7 +111,7 @@ std::string TokenizeJson(const TokenizeRequest& request, const ModelInfo& model,
         }
         if (request.with_pieces) {
             out += R"({"id":)" + std::to_string(tokens[i]) + R"(,"piece":)";
-            AppendQuoted(out, table.bytes(tokens[i]));
+            AppendJsonString(out, table.bytes(tokens[i]));
             out += '}';
         } else {
             out += std::to_string(tokens[i]);
@@ -141,7 +127,7 @@ std::string TokenizeJson(const TokenizeRequest& request, const ModelInfo& model,
         if (i > 0) {
             out += ',';
         }
-        AppendQuoted(out, table.bytes(tokens[i]));
+        AppendJsonString(out, table.bytes(tokens[i]));
     }
     out += "]}";
     return out;
@@ -160,17 +146,17 @@ Result<std::string> DetokenizeJson(const DetokenizeRequest& request, const Model
     }
     const std::string text = text::Detokenize(table, request.tokens, {.skip_special_tokens = false});
     std::string out = R"({"prompt":)";
-    AppendQuoted(out, text);
+    AppendJsonString(out, text);
     // llama.cpp's clients read this one.
     out += R"(,"content":)";
-    AppendQuoted(out, text);
+    AppendJsonString(out, text);
     out += '}';
     return out;
 }
 
 std::string VersionJson(std::string_view version) {
     std::string out = R"({"version":)";
-    AppendQuoted(out, version);
+    AppendJsonString(out, version);
     out += '}';
     return out;
 }

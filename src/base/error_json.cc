@@ -8,20 +8,6 @@
 namespace rankgate {
 namespace {
 
-void AppendQuoted(std::string& out, std::string_view text) {
-    out += '"';
-    AppendJsonEscaped(out, text);
-    out += '"';
-}
-
-void AppendQuotedOrNull(std::string& out, std::string_view text) {
-    if (text.empty()) {
-        out += "null";
-    } else {
-        AppendQuoted(out, text);
-    }
-}
-
 /// A cut never leaves half a character behind.
 std::string_view Bounded(std::string_view text, std::size_t limit) noexcept {
     if (text.size() <= limit) {
@@ -35,13 +21,13 @@ std::string_view Bounded(std::string_view text, std::size_t limit) noexcept {
 
 void AppendErrorJson(std::string& out, const Error& error) {
     out += R"({"error":{"message":)";
-    AppendQuoted(out, Bounded(error.message, kMaxErrorMessage));
+    AppendJsonString(out, Bounded(error.message, kMaxErrorMessage));
     out += R"(,"type":)";
-    AppendQuoted(out, OpenAiType(error.code));
+    AppendJsonString(out, OpenAiType(error.code));
     out += R"(,"param":)";
-    AppendQuotedOrNull(out, Bounded(error.param, kMaxErrorParam));
+    AppendJsonStringOrNull(out, Bounded(error.param, kMaxErrorParam));
     out += R"(,"code":)";
-    AppendQuotedOrNull(out, OpenAiCode(error.code));
+    AppendJsonStringOrNull(out, OpenAiCode(error.code));
     out += "}}";
 }
 

@@ -47,12 +47,6 @@ const char* LevelName(LogLevel level) {
     return "?";
 }
 
-void AppendQuoted(std::string& out, std::string_view text) {
-    out += '"';
-    AppendJsonEscaped(out, text);
-    out += '"';
-}
-
 std::string Timestamp() {
     const auto now = std::chrono::system_clock::now();
     const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
@@ -88,15 +82,15 @@ void Log(LogLevel level, std::string_view event, std::initializer_list<LogField>
     std::string line;
     if (TheSink().format.load(std::memory_order_relaxed) == LogFormat::kJson) {
         line = "{\"time\":\"" + Timestamp() + "\",\"level\":\"" + LevelName(level) + "\",\"event\":";
-        AppendQuoted(line, event);
+        AppendJsonString(line, event);
         for (const LogField& field : fields) {
             line += ',';
-            AppendQuoted(line, field.key);
+            AppendJsonString(line, field.key);
             line += ':';
             if (field.bare) {
                 line += field.value;
             } else {
-                AppendQuoted(line, field.value);
+                AppendJsonString(line, field.value);
             }
         }
         line += '}';
@@ -107,7 +101,7 @@ void Log(LogLevel level, std::string_view event, std::initializer_list<LogField>
             line += field.key;
             line += '=';
             if (!field.bare && NeedsQuotes(field.value)) {
-                AppendQuoted(line, field.value);
+                AppendJsonString(line, field.value);
             } else {
                 line += ToValidUtf8(field.value);
             }

@@ -16,18 +16,23 @@ struct Item : MailboxNode {
     int number;
 };
 
-TEST(MailboxTest, DeliversEverythingInOrderPerProducerAndNeverSleepsOnAFullBox) {
-    constexpr int kProducers = 3;
-    constexpr int kEach = 20'000;
-    Mailbox<Item> box;
+std::vector<std::thread> Producers(Mailbox<Item>& box, int count, int each) {
     std::vector<std::thread> producers;
-    for (int p = 0; p < kProducers; ++p) {
-        producers.emplace_back([&box, p] {
-            for (int n = 0; n < kEach; ++n) {
+    for (int p = 0; p < count; ++p) {
+        producers.emplace_back([&box, p, each] {
+            for (int n = 0; n < each; ++n) {
                 box.Push(std::make_unique<Item>(p, n));
             }
         });
     }
+    return producers;
+}
+
+TEST(MailboxTest, DeliversEverythingInOrderPerProducerAndNeverSleepsOnAFullBox) {
+    constexpr int kProducers = 3;
+    constexpr int kEach = 20'000;
+    Mailbox<Item> box;
+    std::vector<std::thread> producers = Producers(box, kProducers, kEach);
     int next[kProducers] = {};
     int taken = 0;
     while (taken < kProducers * kEach) {
@@ -67,14 +72,7 @@ TEST(MailboxTest, HoldingBetweenSleepsLosesNoSignalOfOtherThreads) {
     constexpr int kProducers = 2;
     constexpr int kEach = 50'000;
     Mailbox<Item> box;
-    std::vector<std::thread> producers;
-    for (int p = 0; p < kProducers; ++p) {
-        producers.emplace_back([&box, p] {
-            for (int n = 0; n < kEach; ++n) {
-                box.Push(std::make_unique<Item>(p, n));
-            }
-        });
-    }
+    std::vector<std::thread> producers = Producers(box, kProducers, kEach);
     int next[kProducers] = {};
     int taken = 0;
     const auto take = [&] {

@@ -96,6 +96,20 @@ std::string ToValidUtf8(std::string_view text) {
     return out;
 }
 
+void AppendJsonString(std::string& out, std::string_view text) {
+    out += '"';
+    AppendJsonEscaped(out, text);
+    out += '"';
+}
+
+void AppendJsonStringOrNull(std::string& out, std::string_view text) {
+    if (text.empty()) {
+        out += "null";
+    } else {
+        AppendJsonString(out, text);
+    }
+}
+
 void AppendJsonEscaped(std::string& out, std::string_view text) {
     static constexpr char kHex[] = "0123456789abcdef";
     std::size_t run = 0;  // start of the bytes not copied yet

@@ -25,5 +25,9 @@ std::string ToValidUtf8(std::string_view text);
 /// Appends `text` as the inside of a JSON string. Valid UTF-8 stays raw except ", \, controls and
 /// U+2028/U+2029/U+0085 (old SSE parsers split lines there); invalid bytes become U+FFFD.
 void AppendJsonEscaped(std::string& out, std::string_view text);
+/// The same between quotes.
+void AppendJsonString(std::string& out, std::string_view text);
+/// `null` for an empty text.
+void AppendJsonStringOrNull(std::string& out, std::string_view text);
 
 }  // namespace rankgate

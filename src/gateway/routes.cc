@@ -19,12 +19,6 @@ namespace json = boost::json;
 
 constexpr std::size_t kMaxAdminBody = 64 * 1024;
 
-void AppendString(std::string& out, std::string_view text) {
-    out += '"';
-    AppendJsonEscaped(out, text);
-    out += '"';
-}
-
 /// First value of a key in a query string, percent-decoded.
 std::optional<std::string> QueryValue(std::string_view query, std::string_view key) {
     while (!query.empty()) {
@@ -122,11 +116,11 @@ class TokenizeJob final : public PrepareJob {
 
 void AppendGroup(std::string& out, const GroupEntry& entry, const group::GroupSnapshot& snapshot) {
     out += "{\"name\":";
-    AppendString(out, entry.spec.name);
+    AppendJsonString(out, entry.spec.name);
     out += ",\"model\":";
-    AppendString(out, entry.served_names.front());
+    AppendJsonString(out, entry.served_names.front());
     out += ",\"runtime\":";
-    AppendString(out, snapshot.runtime);
+    AppendJsonString(out, snapshot.runtime);
     out += ",\"serving\":";
     out += snapshot.serving ? "true" : "false";
     out += ",\"lockstep\":";
@@ -134,26 +128,26 @@ void AppendGroup(std::string& out, const GroupEntry& entry, const group::GroupSn
     out += ",\"dp_size\":" + std::to_string(snapshot.size) + ",\"live\":" + std::to_string(snapshot.live);
     out += ",\"max_model_len\":" + std::to_string(snapshot.max_model_len);
     out += ",\"address\":";
-    AppendString(out, entry.handle.handshake_address);
+    AppendJsonString(out, entry.handle.handshake_address);
     out += ",\"ranks\":[";
     bool first = true;
     for (const group::RankInfo& rank : snapshot.ranks) {
         out += first ? "{" : ",{";
         first = false;
         out += "\"rank\":" + std::to_string(rank.rank) + ",\"state\":";
-        AppendString(out, group::RankStateName(rank.state));
+        AppendJsonString(out, group::RankStateName(rank.state));
         if (!rank.reason.empty()) {
             out += ",\"reason\":";
-            AppendString(out, rank.reason);
+            AppendJsonString(out, rank.reason);
         }
         out += ",\"in_flight\":" + std::to_string(rank.in_flight);
         if (!rank.load_source.empty()) {
             out += ",\"load_source\":";
-            AppendString(out, rank.load_source);
+            AppendJsonString(out, rank.load_source);
         }
         if (!rank.engine_version.empty()) {
             out += ",\"engine\":";
-            AppendString(out, rank.engine_version);
+            AppendJsonString(out, rank.engine_version);
         }
         out += '}';
     }
@@ -326,7 +320,7 @@ void ShardHandler::Load(http::Exchange& exchange) {
         }
         body += first ? "{\"name\":" : ",{\"name\":";
         first = false;
-        AppendString(body, entry->spec.name);
+        AppendJsonString(body, entry->spec.name);
         body += ",\"in_flight\":" + std::to_string(entry->in_flight.load(std::memory_order_relaxed)) +
                 ",\"ranks\":[";
         bool first_rank = true;
@@ -357,9 +351,9 @@ void ShardHandler::WorkersList(http::Exchange& exchange) {
             AppendGroup(body, *entry, *entry->handle.group->Snapshot());
         } else {
             body += "{\"name\":";
-            AppendString(body, entry->spec.name);
+            AppendJsonString(body, entry->spec.name);
             body += ",\"runtime\":\"http\",\"url\":";
-            AppendString(body, entry->spec.url);
+            AppendJsonString(body, entry->spec.url);
             body += ",\"state\":\"left alone\"}";
         }
     }

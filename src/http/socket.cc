@@ -230,6 +230,24 @@ TlsContext::~TlsContext() {
     SSL_CTX_free(static_cast<SSL_CTX*>(context_));
 }
 
+namespace {
+
+/// What a failed call on `ssl` waits for, or why it cannot go on.
+Transport::Io TlsOutcome(SSL* ssl) noexcept {
+    switch (SSL_get_error(ssl, 0)) {
+        case SSL_ERROR_WANT_READ:
+            return Transport::Io::kWantRead;
+        case SSL_ERROR_WANT_WRITE:
+            return Transport::Io::kWantWrite;
+        case SSL_ERROR_ZERO_RETURN:
+            return Transport::Io::kEof;
+        default:
+            return Transport::Io::kError;
+    }
+}
+
+}  // namespace
+
 Transport::Transport(int descriptor, const TlsContext* tls) : fd_{descriptor} {
     if (tls != nullptr) {
         SSL* ssl = SSL_new(static_cast<SSL_CTX*>(tls->native()));
@@ -267,16 +285,7 @@ Transport::Outcome Transport::Read(char* data, std::size_t size) noexcept {
     if (SSL_read_ex(ssl, data, size, &n) == 1) {
         return {Io::kDone, n};
     }
-    switch (SSL_get_error(ssl, 0)) {
-        case SSL_ERROR_WANT_READ:
-            return {Io::kWantRead, 0};
-        case SSL_ERROR_WANT_WRITE:
-            return {Io::kWantWrite, 0};
-        case SSL_ERROR_ZERO_RETURN:
-            return {Io::kEof, 0};
-        default:
-            return {Io::kError, 0};
-    }
+    return {TlsOutcome(ssl), 0};
 }
 
 Transport::Outcome Transport::Write(const char* data, std::size_t size) noexcept {
@@ -296,14 +305,8 @@ Transport::Outcome Transport::Write(const char* data, std::size_t size) noexcept
     if (SSL_write_ex(ssl, data, size, &n) == 1) {
         return {Io::kDone, n};
     }
-    switch (SSL_get_error(ssl, 0)) {
-        case SSL_ERROR_WANT_READ:
-            return {Io::kWantRead, 0};
-        case SSL_ERROR_WANT_WRITE:
-            return {Io::kWantWrite, 0};
-        default:
-            return {Io::kError, 0};
-    }
+    const Io outcome = TlsOutcome(ssl);
+    return {outcome == Io::kEof ? Io::kError : outcome, 0};
 }
 
 void Transport::ShutdownWrite() noexcept {

@@ -11,12 +11,6 @@ namespace rankgate::wire {
 
 namespace {
 
-void AppendQuoted(std::string& out, std::string_view text) {
-    out.push_back('"');
-    AppendJsonEscaped(out, text);
-    out.push_back('"');
-}
-
 template <class T>
 void AppendNumber(std::string& out, T value) {
     char digits[32];
@@ -48,7 +42,7 @@ bool AppendKey(Reader& reader, std::string& out) {
             if (!reader.ReadStr(text)) {
                 return false;
             }
-            AppendQuoted(out, text);
+            AppendJsonString(out, text);
             return true;
         case MsgType::kInt: {
             out.push_back('"');
@@ -102,13 +96,13 @@ bool AppendValue(Reader& reader, std::string& out, std::size_t depth) {
             if (!reader.ReadStr(bytes)) {
                 return false;
             }
-            AppendQuoted(out, bytes);
+            AppendJsonString(out, bytes);
             return true;
         case MsgType::kBin:
             if (!reader.ReadBin(bytes)) {
                 return false;
             }
-            AppendQuoted(out, bytes);
+            AppendJsonString(out, bytes);
             return true;
         case MsgType::kArray: {
             std::uint32_t count = 0;
