@@ -568,6 +568,31 @@ TEST_F(GroupActorTest, ADeafRankFinishesWhatItHasAndGetsNothingNew) {
     EXPECT_EQ(client()[running].tokens.size(), 30U);
 }
 
+TEST_F(GroupActorTest, ADeafRankIsFoundEvenWhereItsConnectionNeverSaidWhoseItIs) {
+    // After a re-attach no registration names the input connections, and there is no other process to ask.
+    for (int round = 0; round < 10; ++round) {
+        GroupActorOptions options = Options(2);
+        options.link.socket_dir = Root();
+        Start(options);
+        AddRank(RankOptions(0));
+        AddRank(RankOptions(1));
+        ASSERT_TRUE(WaitLive(2));
+        client().Submit(2, 3, {}, 0);
+        client().Submit(2, 3, {}, 1);
+        ASSERT_TRUE(client().WaitAll());
+        options.link.handshake_address = actor_->handshake_address();
+        actor_.reset();
+        Start(options);
+        ASSERT_TRUE(WaitLive(2, seconds(10)));
+        ranks_[0]->Deaf();
+        ASSERT_TRUE(WaitState(0, RankState::kDeaf, seconds(2)));
+        EXPECT_EQ(actor_->Snapshot()->ranks[1].state, RankState::kLive);
+        ranks_.clear();
+        actor_.reset();
+        std::filesystem::remove_all(root_);
+    }
+}
+
 TEST_F(GroupActorTest, AMuteRankIsNamedAndItsRequestsEnd) {
     Start(Options(2));
     FakeRankOptions slow = RankOptions(0);

@@ -33,6 +33,8 @@ constexpr int kCloseLingerMs = 100;
 constexpr std::size_t kMaxDeferredEvents = 4096;
 /// A busy neighbour must not delay the news of a lost rank for ever.
 constexpr Duration kMaxDefer = std::chrono::milliseconds(250);
+constexpr Duration kFindEvery = std::chrono::milliseconds(20);
+constexpr Duration kFindFor = std::chrono::milliseconds(500);
 constexpr int kMonitored = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
                            ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL;
 
@@ -175,6 +177,9 @@ class ZmqFrontendLink final : public FrontendLink {
         if (!candidates_.empty() && now_ >= next_probe_) {
             Probe(handler);
         }
+        if (find_until_ != TimePoint{} && now_ >= next_find_) {
+            FindUnreachable(handler);
+        }
         for (const std::int32_t rank : std::exchange(unreachable_, {})) {
             handler.OnPeerLost(rank, PeerLoss::kUnreachable);
         }
@@ -185,6 +190,9 @@ class ZmqFrontendLink final : public FrontendLink {
         std::optional<TimePoint> next = handshake_->next_deadline();
         if (!candidates_.empty() && (!next || next_probe_ < *next)) {
             next = next_probe_;
+        }
+        if (find_until_ != TimePoint{} && (!next || next_find_ < *next)) {
+            next = next_find_;
         }
         return next;
     }
@@ -753,7 +761,8 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         if (rank < 0) {
             if (plane == kInput) {
-                FindUnreachable(handler);
+                find_until_ = now_ + kFindFor;
+                next_find_ = now_;
             } else if (plane == kOutput) {
                 handler.OnPeerLost(-1, PeerLoss::kOutputClosed);
             }
@@ -806,8 +815,10 @@ class ZmqFrontendLink final : public FrontendLink {
         return found;
     }
 
-    /// An input connection closed and nobody knows whose: ask ROUTER about every rank that could be meant.
+    /// An input connection closed and nobody knows whose: ask ROUTER about every rank that could be meant,
+    /// and again for a moment, because the news of a closed connection overtakes the end of its pipe.
     void FindUnreachable(Handler& handler) {
+        next_find_ = now_ + kFindEvery;
         for (std::int32_t rank = 0; rank < options_.size; ++rank) {
             if (handshake_->step(rank) == FrontendHandshake::Step::kLive &&
                 ranks_[static_cast<std::size_t>(rank)].fd[kInput] < 0) {
@@ -818,6 +829,9 @@ class ZmqFrontendLink final : public FrontendLink {
                     unreachable_.push_back(rank);
                 }
             }
+        }
+        if (!unreachable_.empty() || now_ >= find_until_) {
+            find_until_ = {};
         }
     }
 
@@ -1102,6 +1116,8 @@ class ZmqFrontendLink final : public FrontendLink {
     std::map<std::int32_t, RankFacts> candidates_;  // known from before, not connected (yet)
     TimePoint next_probe_{};
     TimePoint probe_fast_until_{};
+    TimePoint find_until_{};  // an input of unknown owner closed: whose it was is being found out; zero = no
+    TimePoint next_find_{};
     LogLimiter stray_log_{5};
 };
 

@@ -490,5 +490,32 @@ TEST_F(LinkTest, OutputsThatNobodyTakesAreBoundedAndTheAbsenceIsVisible) {
     EXPECT_LE(accepted, 9);
 }
 
+TEST(MultipartReaderTest, KnowsTheConnectionOfAMessageThatWasLookedForBefore) {
+    ZmqContext context;
+    for (const bool look : {false, true}) {
+        ZmqSocket router(context, ZMQ_ROUTER);
+        ASSERT_EQ(router.Bind("tcp://127.0.0.1:*"), 0);
+        ZmqSocket dealer(context, ZMQ_DEALER);
+        dealer.Set(ZMQ_LINGER, 0);
+        ASSERT_EQ(dealer.Connect(router.LastEndpoint()), 0);
+        ASSERT_EQ(dealer.Send("hello", false), 0);
+        MultipartReader reader;
+        const auto until = std::chrono::steady_clock::now() + seconds(10);
+        auto got = MultipartReader::Got::kNothing;
+        while (got == MultipartReader::Got::kNothing && std::chrono::steady_clock::now() < until) {
+            int events = 0;
+            std::size_t size = sizeof events;
+            if (!look || (::zmq_getsockopt(router.get(), ZMQ_EVENTS, &events, &size) == 0 &&
+                          (events & ZMQ_POLLIN) != 0)) {
+                got = reader.Receive(router);
+            }
+            std::this_thread::yield();
+        }
+        ASSERT_EQ(got, MultipartReader::Got::kMessage);
+        EXPECT_EQ(reader.frames().back(), "hello");
+        EXPECT_GE(reader.source_fd(), 0) << (look ? "after a look" : "received at once");
+    }
+}
+
 }  // namespace
 }  // namespace rankgate::transport

@@ -109,6 +109,10 @@ MultipartReader::Got MultipartReader::Receive(ZmqSocket& socket) {
         }
         if (count_ == 0) {
             fd_ = message.source_fd();
+        } else if (fd_ < 0) {
+            // libzmq 4.3.4: the identity frame of a ROUTER that was asked for ZMQ_EVENTS first names no
+            // connection, the frames after it do.
+            fd_ = message.source_fd();
         }
         const bool more = message.more();
         views_[count_] = message.view();
