@@ -50,8 +50,8 @@ class Mailbox {
         }
     }
 
-    /// The consumer is awake and promises Acknowledge() and Pop() before it sleeps: until then a Push costs no
-    /// system call. Idempotent.
+    /// The consumer is awake and promises Acknowledge() and Pop() before it sleeps: until then a Push costs
+    /// no system call. Idempotent.
     void Hold() noexcept { held_ = held_ || !signalled_.exchange(true); }
     bool held() const noexcept { return held_; }
 
