@@ -2,12 +2,13 @@
 # Other people's conformance suites against `rankgate serve` with the demo model:
 #   openai (the SDK's own API tests), langchain, comply (llm-comply), node (openai and Vercel AI SDKs), llama (llama.cpp's server tests),
 #   load (wrk, vegeta), plumbing (promtool, slowhttptest), browser (chromium with the OpenAI SDK on a page of another origin),
+#   proxy (nginx in front, connections that idle for 95 s),
 #   guidellm (a load judge with its own token counts; 6 GB of packages, so only when named).     LANES="openai node" runs only these.
 # Each lane prints its counts; known failures stand in tests/judges/expected.txt with their reasons; a lane that ran nothing fails.
 set -euo pipefail
 lane=judges
 . "$(dirname "$0")/lib.sh"
-lanes=${LANES:-openai langchain comply node llama load plumbing browser}
+lanes=${LANES:-openai langchain comply node llama load plumbing browser proxy}
 judge_files=$(realpath -m "${RANKGATE_SHARED:-../shared}/cases/judges")
 scripts/bootstrap.sh lanes
 lane_program
@@ -205,6 +206,17 @@ run_browser() {
     (cd "$work/browser" && limit 300 node --test --test-concurrency=1 --test-reporter=tap browser.test.mjs) >"$work/browser.tap" 2>"$work/browser.log" || true
     stop_server
     $check browser tap "$work/browser.tap" "$expected" --minimum 5
+}
+
+run_proxy() {
+    lane_venv build/venv-e2e httpx==0.28.1 pytest==9.2.0 pytest-timeout==2.4.0
+    if [ ! -x "$work/nginx/usr/sbin/nginx" ]; then
+        say "unpacking nginx" # not installed: the package starts a service
+        (mkdir -p "$work/deb" && cd "$work/deb" && apt-get download -qq nginx 2>/dev/null && dpkg -x nginx_*.deb "$work/nginx")
+    fi
+    NGINX=$work/nginx/usr/sbin/nginx limit 600 build/venv-e2e/bin/python -m pytest -q -p no:cacheprovider --timeout 300 --tb=short \
+        --junitxml="$work/proxy.xml" tests/judges/proxy_test.py >"$work/proxy.log" 2>&1 || true
+    $check proxy junit "$work/proxy.xml" "$expected" --minimum 7
 }
 
 # guidellm counts tokens with the model's own tokenizer: every request answered, and its counts equal to ours.
