@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The relay's figures beside what engines use today, one process per rank, all in one run: last-follower
 // latency, publish time, rate and losses, join, kill-to-told, idle CPU, and the machine's own floors. Prints
-// a table and writes JSON. Usage: relay_bench [--full] [--rr]
-// [--out FILE] [--only BACKEND]. The ring's steps carry [send time][payload]; every rank stamps its arrivals
+// a table and writes JSON. Usage: relay_bench [--full | --quick] [--rr] [--out FILE] [--only DESIGN]; --quick
+// is the latency of 256 B alone. The ring's steps carry [send time][payload]; every rank stamps its arrivals
 // into shared memory.
 #include <fcntl.h>
 #include <poll.h>
@@ -77,6 +77,7 @@ Shared* MapShared() {
 
 bool g_rr = false;
 bool g_full = false;
+bool g_quick = false;
 
 void Prioritise() {
     if (g_rr) {
@@ -329,6 +330,7 @@ std::vector<Design> Designs() {
         };
     };
     std::vector<Design> designs{{"ring", relay(Backend::kRing, -1), true},
+                                {"ring, no pre-wake", relay(Backend::kRing, 0), true},
                                 {"ring, spinning", relay(Backend::kRing, 1000), true},
                                 {"unix stream", relay(Backend::kStream, -1), true},
                                 {"PUB/SUB", zmq(ZmqLink::Kind::kPub), false},
@@ -379,9 +381,16 @@ bool RunRanks(int size, const std::function<void(int rank)>& body) {
 struct Latency {
     Spread last;
     Spread publish;
+    double cpu_us{0};  // of all ranks together, per step
     std::size_t lost{0};
     bool ok{false};
 };
+
+std::int64_t CpuNs() {
+    timespec t{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
 
 /// Until everybody has everything, or nothing more has come for 1.5 s; returns when the last frame came.
 std::int64_t AwaitAll(const Shared& shared, int followers, std::uint64_t count) {
@@ -434,6 +443,7 @@ Latency MeasureLatency(const Design& design, int followers, std::size_t bytes, s
         if (rank == 0) {
             std::string frame(std::max<std::size_t>(bytes, 8), 'x');
             std::int64_t next = NowNs();
+            const std::int64_t cpu = CpuNs();
             for (std::uint64_t i = 0; i < total; ++i) {
                 next = std::max(next + gap_ns, NowNs());
                 if (gap_ns > 0) {
@@ -445,9 +455,11 @@ Latency MeasureLatency(const Design& design, int followers, std::size_t bytes, s
                 link->Send(frame);
                 took[i] = NowNs() - t0;
             }
+            shared->cpu_ns[rank] = CpuNs() - cpu;
             AwaitAll(*shared, followers, total);
         } else {
             std::vector<std::byte> buffer(bytes + 64);
+            const std::int64_t cpu = CpuNs();
             for (std::size_t n = 0; n < total; ++n) {
                 if (!link->Receive(buffer.data(), buffer.size())) {
                     break;
@@ -460,6 +472,7 @@ Latency MeasureLatency(const Design& design, int followers, std::size_t bytes, s
                 }
                 shared->counted[rank].store(n + 1, std::memory_order_relaxed);
             }
+            shared->cpu_ns[rank] = CpuNs() - cpu;
         }
     });
     std::vector<double> last;
@@ -478,6 +491,9 @@ Latency MeasureLatency(const Design& design, int followers, std::size_t bytes, s
         }
         last.push_back(static_cast<double>(latest - sent[i]) / 1000);
         publish.push_back(static_cast<double>(took[i]) / 1000);
+    }
+    for (int r = 0; r <= followers; ++r) {
+        result.cpu_us += static_cast<double>(shared->cpu_ns[r].load()) / 1000 / static_cast<double>(total);
     }
     result.last = SpreadOf(std::move(last));
     result.publish = SpreadOf(std::move(publish));
@@ -748,6 +764,8 @@ int main(int argc, char** argv) {
         const std::string arg = argv[i];
         if (arg == "--full") {
             g_full = true;
+        } else if (arg == "--quick") {
+            g_quick = true;
         } else if (arg == "--rr") {
             g_rr = true;
         } else if (arg == "--out" && i + 1 < argc) {
@@ -755,7 +773,7 @@ int main(int argc, char** argv) {
         } else if (arg == "--only" && i + 1 < argc) {
             only = argv[++i];
         } else {
-            std::fprintf(stderr, "usage: relay_bench [--full] [--rr] [--out FILE] [--only DESIGN]\n");
+            std::fprintf(stderr, "usage: relay_bench [--full | --quick] [--rr] [--out FILE] [--only DESIGN]\n");
             return 2;
         }
     }
@@ -774,8 +792,8 @@ int main(int argc, char** argv) {
     json += ",\n \"floors\": {\"line_ns\": " + std::to_string(floors.line_ns) +
             ", \"futex_us\": " + std::to_string(floors.futex_us) +
             ", \"copy_gb_s\": " + std::to_string(floors.copy_gb_s) + "},\n \"latency\": [";
-    std::printf("\n%-22s %3s %8s %9s | %28s | %19s | %s\n", "design", "F", "bytes", "gap",
-                "last follower us p50/p99/max", "publish us p50/p99", "lost");
+    std::printf("\n%-22s %3s %8s %9s | %28s | %19s | %11s | %s\n", "design", "F", "bytes", "gap",
+                "last follower us p50/p99/max", "publish us p50/p99", "cpu us/step", "lost");
     bool all_ok = true;
     const char* comma = "";
     const std::vector<Design> designs = Designs();
@@ -789,6 +807,10 @@ int main(int argc, char** argv) {
         gaps = {
             {"0", 0, 5000}, {"100 us", 100'000, 5000}, {"10 ms", 10'000'000, 200}, {"5 s", 5'000'000'000, 3}};
     }
+    if (g_quick) {
+        gaps.push_back({"1 ms", 1'000'000, 1000});
+        gaps.push_back({"10 ms", 10'000'000, 150});
+    }
     for (const Design& design : designs) {
         if (!only.empty() && design.name != only) {
             continue;
@@ -799,7 +821,7 @@ int main(int argc, char** argv) {
             }
             for (const std::size_t bytes : {std::size_t{64}, std::size_t{256}, std::size_t{4096},
                                             std::size_t{65536}, std::size_t{524288}}) {
-                if (!g_full && bytes == 64) {
+                if ((!g_full && bytes == 64) || (g_quick && bytes != 256)) {
                     continue;
                 }
                 for (const Gap& gap : gaps) {
@@ -810,9 +832,9 @@ int main(int argc, char** argv) {
                         bytes > 4096 ? std::min<std::size_t>(gap.samples, 500) : gap.samples;
                     const Latency l = MeasureLatency(design, followers, bytes, gap.ns, samples);
                     all_ok = all_ok && l.ok && (!design.lossless || l.lost == 0);
-                    std::printf("%-22s %3d %8zu %9s | %8.1f %9.1f %9.0f | %9.1f %9.1f | %zu%s\n",
+                    std::printf("%-22s %3d %8zu %9s | %8.1f %9.1f %9.0f | %9.1f %9.1f | %11.1f | %zu%s\n",
                                 design.name.c_str(), followers, bytes, gap.name, l.last.p50, l.last.p99,
-                                l.last.max, l.publish.p50, l.publish.p99, l.lost,
+                                l.last.max, l.publish.p50, l.publish.p99, l.cpu_us, l.lost,
                                 l.ok ? "" : "  (a rank failed)");
                     json += std::string{comma} + "\n  {\"design\": \"" + design.name +
                             "\", \"followers\": " + std::to_string(followers) +
@@ -823,8 +845,8 @@ int main(int argc, char** argv) {
                             ", \"max\": " + std::to_string(l.last.max) +
                             "}, \"publish_us\": {\"p50\": " + std::to_string(l.publish.p50) +
                             ", \"p99\": " + std::to_string(l.publish.p99) +
-                            "}, \"lost\": " + std::to_string(l.lost) +
-                            ", \"ok\": " + (l.ok ? "true" : "false") + "}";
+                            "}, \"cpu_us\": " + std::to_string(l.cpu_us) +
+                            ", \"lost\": " + std::to_string(l.lost) + ", \"ok\": " + (l.ok ? "true" : "false") + "}";
                     comma = ",";
                 }
             }
@@ -832,6 +854,9 @@ int main(int argc, char** argv) {
     }
     json += "],\n \"rate_64b\": [";
     comma = "";
+    if (g_quick) {
+        return all_ok ? 0 : 1;
+    }
     std::printf("\n%-22s %3s %14s %10s\n", "design, 64 B frames", "F", "frames/s", "lost");
     for (const Design& design : designs) {
         if ((!only.empty() && design.name != only) || design.name == "ring, spinning") {
@@ -841,7 +866,7 @@ int main(int argc, char** argv) {
             const bool slow = design.name.find("gloo") != std::string::npos;
             const Rate r = MeasureRate(design, followers,
                                        slow                    ? 20'000
-                                       : design.name == "ring" ? 2'000'000
+                                       : design.name.starts_with("ring") ? 2'000'000
                                                                : 500'000);
             all_ok = all_ok && r.ok && (!design.lossless || r.lost == 0);
             std::printf("%-22s %3d %14.0f %10llu\n", design.name.c_str(), followers, r.per_s,

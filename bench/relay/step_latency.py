@@ -5,6 +5,7 @@
 `last` is the time from the moment rank 0 holds the frames to the moment the slowest follower holds the bytes (not decoded); `rank0` is how
 long rank 0 is kept. Steps are paced (a decode loop: followers already wait). Designs:
   relay      rankgate.relay, ring back-end
+  asleep     the same, its followers always asleep when the step comes (spin_us=0)
   public     the count of frames by a gloo broadcast in every step, the frames by ZMQ PUB/SUB (FreeToken, mini-sglang)
   broadcast  the pickled list by gloo, size first (SGLang's broadcast_pyobj)
 The last two need torch. Rounds of the designs are interleaved, so that a busy machine is equally busy for all.
@@ -12,6 +13,7 @@ The last two need torch. Rounds of the designs are interleaved, so that a busy m
 
 import argparse
 import array
+import functools
 import json
 import multiprocessing as mp
 import os
@@ -23,10 +25,10 @@ import time
 now = time.perf_counter_ns
 
 
-def relay_design(rank, size, folder, port):
+def relay_design(rank, size, folder, port, spin_us=-1):
     from rankgate import relay
 
-    config = relay.Config(rank=rank, size=size, where=os.path.join(folder, "relay"), epoch=port, join_s=120)
+    config = relay.Config(rank=rank, size=size, where=os.path.join(folder, "relay"), epoch=port, join_s=120, spin_us=spin_us)
     end = relay.Leader(config) if rank == 0 else relay.Follower(config)
     end.join()
 
@@ -112,7 +114,7 @@ def broadcast_design(rank, size, folder, port):
     return (send if rank == 0 else receive), close
 
 
-DESIGNS = {"relay": relay_design, "public": public_design, "broadcast": broadcast_design}
+DESIGNS = {"relay": relay_design, "asleep": functools.partial(relay_design, spin_us=0), "public": public_design, "broadcast": broadcast_design}
 
 
 def run_rank(design, rank, size, folder, port, sizes, steps, warm, pace_us, rr, out):
@@ -201,7 +203,7 @@ def main():
             designs = list(DESIGNS)
         except ImportError:
             print("no torch in this Python: only the relay's own figures; the C++ table has 'gloo count + PUB/SUB'")
-            designs = ["relay"]
+            designs = ["relay", "asleep"]
     gathered = {d: {name: ([], [], []) for name, _ in args.sizes} for d in designs}
     port = 20000 + os.getpid() % 20000
     for i in range(args.rounds):

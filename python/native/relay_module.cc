@@ -79,6 +79,7 @@ relay::Config ReadConfig(nb::handle py) {
     config.exit_after = relay::Seconds{Attribute<double>(py, "exit_after_s")};
     config.guard_fd = Attribute<int>(py, "guard_fd");
     config.parent_death_signal = Attribute<int>(py, "parent_death_signal");
+    config.spin_us = Attribute<int>(py, "spin_us");
     const auto backend = Attribute<std::string>(py, "backend");
     if (backend == "ring") {
         config.backend = relay::Backend::kRing;

@@ -30,6 +30,8 @@ struct BoardHead {
     /// Futex word of the readers: grows whenever there is something to see (slots, a failure).
     alignas(64) std::atomic<std::uint32_t> head_word;
     std::atomic<std::uint32_t> readers_waiting;
+    /// Steady-clock nanoseconds until which no reader looks instead of sleeping (prewake.h).
+    std::atomic<std::int64_t> rest_until;
     /// Futex word of the writer, and what it waits for.
     alignas(64) std::atomic<std::uint32_t> space_word;
     std::atomic<std::uint32_t> writer_waiting;

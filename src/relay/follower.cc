@@ -43,6 +43,7 @@ class FollowerSession final : public Session {
 
     HelloBody Hello(ConnectionKind kind) const noexcept;
     Dialled DialOnce(Call& call, Budget& budget, Stop* stop, Failure* failure);
+    static void HearVerdict(Peer& peer, Failure* failure);
     bool SetUp(const WelcomeBody& welcome, std::vector<UniqueFd>& fds, Failure* failure);
     Failure Missing(Phase phase, std::string_view text) const;
     Failure GiveUp(const Failure& failure);
@@ -200,10 +201,36 @@ FollowerSession::Dialled FollowerSession::DialOnce(Call& call, Budget& budget, S
         peer.control = std::move(fd);
         GuardFromFork(peer.control.get());
         if (!SetUp(welcome, fds, failure)) {
+            HearVerdict(peer, failure);
             *stop = Stop::kFailed;
             return Dialled::kOver;
         }
         return Dialled::kWelcome;
+    }
+}
+
+void FollowerSession::HearVerdict(Peer& peer, Failure* failure) {
+    // If the group has ended meanwhile, rank 0 has said why.
+    Budget budget{kSlack};
+    for (;;) {
+        Message message;
+        MessageParser::State state;
+        while ((state = peer.parser.Next(&message)) == MessageParser::State::kMessage) {
+            if (message.type == MessageType::kFail) {
+                *failure = message.AsFailure();
+                return;
+            }
+        }
+        pollfd p{peer.control.get(), POLLIN, 0};
+        if (state == MessageParser::State::kBad || budget.Spend() || ::poll(&p, 1, 50) < 0) {
+            return;
+        }
+        const std::span<std::byte> room = peer.parser.Room();
+        const ssize_t n = ::recv(peer.control.get(), room.data(), room.size(), MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+            return;
+        }
+        peer.parser.Added(n > 0 ? static_cast<std::size_t>(n) : 0);
     }
 }
 

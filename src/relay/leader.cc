@@ -486,6 +486,12 @@ Result<std::optional<JoinReport>> LeaderSession::Join(const InterruptCheck& inte
     pendings_.clear();
     Failure failure;
     if (const Stop stop = plane_->SendGo(call, &failure); stop != Stop::kNone) {
+        // Nobody else reads the control connections yet: what a follower said before it went comes first.
+        for (auto& peer : peers_) {
+            if (peer->control.valid()) {
+                ReadControl(*peer);
+            }
+        }
         if (stop == Stop::kInterrupted || failure.code == Code::kOk) {
             failure.code = failure.code == Code::kOk ? Code::kRemoteFailure : failure.code;
             failure.phase = Phase::kGo;

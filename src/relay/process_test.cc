@@ -380,6 +380,55 @@ TEST_P(ProcessTest, ALeaderKilledInTheJoinIsToldAtOnceAndLeavesNoName) {
     EXPECT_LT(Clock::now() - at, std::chrono::seconds{3});
 }
 
+TEST_P(ProcessTest, AFollowerStoppedInTheJoinIsMissingOnAllAndToldOnceItRunsAgain) {
+    for (const auto& [point, phase] : std::map<std::string, std::string>{
+             {"after_hello", "ready"}, {"before_map", "ready"}, {"before_ready", "ready"}, {"before_go_ack", "ack"}}) {
+        NewAddress();
+        nodes_.clear();
+        Start(0, 4, {{"join", "0.5"}});
+        Start(1, 4, {{"join", "0.5"}, {"idle", "1"}});
+        Start(2, 4, {{"join", "0.5"}, {"hold", point}});
+        Start(3, 4, {{"join", "0.5"}, {"idle", "1"}});
+        At(2).Await("holds " + point);
+        const auto at = Clock::now();
+        At(2).Signal(SIGSTOP);
+        At(2).Answer("go");
+        for (const auto& [rank, line] : OneCause("fail join_timeout origin=2 phase=" + phase, {2})) {
+            EXPECT_NE(line.find(" missing=4"), std::string::npos) << line;
+        }
+        EXPECT_LT(Clock::now() - at, std::chrono::seconds{3}) << point;  // 0.5 s and the ends of the processes
+        At(2).Signal(SIGCONT);
+        for (const int r : {0, 1, 3}) {
+            nodes_.erase(r);
+        }
+        OneCause("fail join_timeout origin=2");
+    }
+}
+
+TEST_P(ProcessTest, ALeaderStoppedInTheJoinIsMissingOnAllAndToldOnceItRunsAgain) {
+    for (const char* point : {"before_go", "before_wait"}) {
+        NewAddress();
+        nodes_.clear();
+        Start(0, 3, {{"join", "0.5"}, {"hold", point}, {"hold_skip", std::string{point} == "before_wait" ? "1" : "0"}});
+        for (int r = 1; r < 3; ++r) {
+            Start(r, 3, {{"join", "0.5"}});
+        }
+        At(0).Await(std::string{"holds "} + point);
+        const auto at = Clock::now();
+        At(0).Signal(SIGSTOP);
+        At(0).Answer("go");
+        for (const auto& [rank, line] : OneCause("fail join_timeout origin=0", {0})) {
+            EXPECT_NE(line.find(" missing=1"), std::string::npos) << line;
+        }
+        // 0.5 s, the second that a follower waits longer than rank 0, and the ends of the processes.
+        EXPECT_LT(Clock::now() - at, std::chrono::seconds{4}) << point;
+        At(0).Signal(SIGCONT);
+        const std::string line = At(0).Line();
+        EXPECT_EQ(line.substr(0, 18), "fail join_timeout ") << line;
+        EXPECT_EQ(At(0).End(), 3);
+    }
+}
+
 TEST_P(ProcessTest, ASecondProcessWithTheSameRankIsRefused) {
     Start(0, 3);
     Start(1, 3, {{"hold", "before_ready"}});

@@ -6,16 +6,20 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <ctime>
 #include <filesystem>
 #include <string>
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "relay/budget.h"
 
 namespace rankgate::relay {
 namespace {
@@ -549,6 +553,89 @@ TEST_P(RelayTest, CallsInTheWrongOrderAreErrorsNotHangs) {
     leader.Fail(Code::kRemoteFailure, "before join");
     EXPECT_EQ(leader.Join().failure().code, Code::kRemoteFailure);
     EXPECT_TRUE(Readable(leader.failure_fd()));
+}
+
+Nanos ThreadCpu() {
+    timespec t{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return std::chrono::seconds{t.tv_sec} + Nanos{t.tv_nsec};
+}
+
+void Pace(Nanos gap) {
+    const timespec t{0, static_cast<long>(gap.count())};
+    ::nanosleep(&t, nullptr);
+}
+
+TEST_P(RelayTest, AFollowerThatForesawItsStepsSleepsWhenNoMoreCome) {
+    Run(
+        3,
+        [](Leader& leader) {
+            for (int i = 0; i < 100; ++i) {
+                Pace(std::chrono::milliseconds{1});
+                Publish(leader, {"step"});
+            }
+            Pace(std::chrono::milliseconds{600});  // idle
+            Publish(leader, {"late"});
+        },
+        [](Follower& follower, int /*rank*/) {
+            Step step;
+            for (int i = 0; i < 100; ++i) {
+                ASSERT_TRUE(follower.NextStep(Seconds{20}, &step));
+            }
+            const Nanos before = ThreadCpu();
+            ASSERT_TRUE(follower.NextStep(Seconds{20}, &step));
+            EXPECT_EQ(Text(step[0]), "late");
+            // One look at most, and a few wake-ups by the slice.
+            EXPECT_LT(ThreadCpu() - before, std::chrono::milliseconds{6});
+        });
+}
+
+TEST_P(RelayTest, ARealTimeFollowerNeverKeepsAnOrdinaryLeaderFromItsCpu) {
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (CPU_ISSET(cpu, &all) != 0) {
+            CPU_SET(cpu, &one);
+            break;
+        }
+    }
+    std::atomic<bool> allowed{true};
+    std::vector<double> late;
+    Run(
+        2,
+        [&](Leader& leader) {
+            ::sched_setaffinity(0, sizeof one, &one);
+            for (int i = 0; i < 400 && allowed; ++i) {
+                const SteadyTime due = Now() + std::chrono::microseconds{500};
+                Pace(std::chrono::microseconds{500});
+                late.push_back(Seconds{Now() - due}.count() * 1000);
+                Publish(leader, {"step"});
+            }
+            ::sched_setaffinity(0, sizeof all, &all);
+            Publish(leader, {});
+        },
+        [&](Follower& follower, int /*rank*/) {
+            ::sched_setaffinity(0, sizeof one, &one);
+            sched_param param{};
+            param.sched_priority = 10;
+            if (::sched_setscheduler(0, SCHED_FIFO, &param) != 0) {
+                allowed = false;
+            }
+            Step step;
+            do {
+                ASSERT_TRUE(follower.NextStep(Seconds{20}, &step));
+            } while (step.size() > 0);
+        });
+    if (!allowed) {
+        GTEST_SKIP() << "SCHED_FIFO is not allowed here";
+    }
+    // A single look is less than a millisecond; the median is far from any bound that a spinning follower of
+    // higher priority would leave.
+    std::sort(late.begin(), late.end());
+    EXPECT_LT(late[late.size() / 2], 1.0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, RelayTest,

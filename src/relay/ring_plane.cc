@@ -13,6 +13,7 @@
 
 #include "relay/hooks.h"
 #include "relay/plane.h"
+#include "relay/prewake.h"
 
 namespace rankgate::relay {
 namespace {
@@ -22,6 +23,12 @@ constexpr std::uint64_t kWakeEvery = 32;
 
 std::atomic_ref<std::uint64_t> SeqOf(std::byte* slot) noexcept {
     return std::atomic_ref<std::uint64_t>{*reinterpret_cast<std::uint64_t*>(slot)};
+}
+
+int UsableCpus() noexcept {
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
 }
 
 void Relax() noexcept {
@@ -143,9 +150,12 @@ class RingLeader final : public LeaderPlane {
     }
 
     void WakeReaders() noexcept {
+        // The kernel is called only when somebody sleeps; nobody is overlooked. A reader takes head_word, raises
+        // readers_waiting, looks at its slot and has the kernel compare head_word once more before it sleeps. If
+        // the word it took has this increment, it sees the slot, which was written before. If not, either the
+        // increment comes before the kernel's comparison, which then refuses the sleep, or after it, hence after
+        // the count was raised, and the count is seen here.
         BoardHead& head = board_.head();
-        // Either a reader that is going to sleep sees the new word (the kernel compares it), or its count is
-        // seen here.
         head.head_word.fetch_add(1, std::memory_order_seq_cst);
         if (head.readers_waiting.load(std::memory_order_seq_cst) != 0 &&
             Hook(Point::kBeforeWake) != HookAction::kDrop) {
@@ -241,7 +251,10 @@ class RingFollower final : public FollowerPlane {
           board_{board},
           map_{std::move(map)},
           slots_{slots},
-          spin_{SpinTime(config)},
+          spin_{std::chrono::microseconds{std::max(config.spin_us, 0)}},
+          foresees_{config.spin_us < 0},
+          crowded_{UsableCpus() < config.size},
+          pre_wake_{board.head().rest_until},
           assembler_{config, kRingPayload} {}
 
     Assembler& assembler() noexcept override { return assembler_; }
@@ -256,6 +269,7 @@ class RingFollower final : public FollowerPlane {
                     case Assembler::Fed::kMore:
                         break;
                     case Assembler::Fed::kStep:
+                        pre_wake_.Arrived(Now());
                         *got = Got::kStep;
                         return Stop::kNone;
                     case Assembler::Fed::kGo:
@@ -320,20 +334,69 @@ class RingFollower final : public FollowerPlane {
         return fed;
     }
 
+    /// Until there may be something to take: asleep, but awake shortly before a step that can be foreseen.
     Stop Sleep(Waiting& waiting) {
-        if (const Stop stop = waiting.Check(); stop != Stop::kNone) {
+        const SteadyTime now = Now();
+        PreWake::Window window;
+        if (spin_.count() > 0) {
+            window = {now, now + spin_};
+        } else if (foresees_) {
+            window = pre_wake_.Next(now);
+        }
+        if (window.empty()) {
+            return SleepFor(waiting, waiting.Slice(), true);
+        }
+        if (window.from > now) {
+            const Nanos slice = waiting.Slice();
+            const bool whole = window.from - now <= slice;
+            if (const Stop stop = SleepFor(waiting, whole ? window.from - now : slice, !whole);
+                stop != Stop::kNone || !whole || Available()) {
+                return stop;
+            }
+        }
+        bool came = false;
+        if (const Stop stop = Look(waiting, window.until, &came); stop != Stop::kNone || came) {
             return stop;
         }
-        if (spin_.count() > 0) {
-            const SteadyTime until = Now() + spin_;
-            do {
-                for (int i = 0; i < 16; ++i) {
-                    Relax();
-                }
-                if (Available()) {
-                    return Stop::kNone;
-                }
-            } while (Now() < until);
+        // A signal that came while nobody slept has interrupted nothing.
+        if (const Stop stop = waiting.Pause(); stop != Stop::kNone) {
+            return stop;
+        }
+        return SleepFor(waiting, waiting.Slice(), true);
+    }
+
+    /// Looks at the slot without sleeping, until `until` or the end of this call's time.
+    Stop Look(Waiting& waiting, SteadyTime until, bool* came) {
+        const SteadyTime start = Now();
+        until = std::min(until, start + waiting.Slice());
+        SteadyTime now = start;
+        Stop stop = Stop::kNone;
+        while (now < until && stop == Stop::kNone) {
+            if (crowded_) {
+                ::sched_yield();
+            } else {
+                Relax();
+            }
+            const SteadyTime before = now;
+            now = Now();
+            if (now - before > PreWake::kLongestAbsence) {
+                pre_wake_.Displaced(now);
+                until = now;
+            }
+            if (Available()) {
+                *came = true;
+                return Stop::kNone;
+            }
+            stop = waiting.Check();
+        }
+        pre_wake_.Missed(now - start, now);
+        return stop;
+    }
+
+    /// One sleep of at most `limit`. `pause`: its end by the clock is the moment to look around.
+    Stop SleepFor(Waiting& waiting, Nanos limit, bool pause) {
+        if (const Stop stop = waiting.Check(); stop != Stop::kNone) {
+            return stop;
         }
         BoardHead& head = board_.head();
         const std::uint32_t seen = head.head_word.load(std::memory_order_seq_cst);
@@ -344,11 +407,11 @@ class RingFollower final : public FollowerPlane {
             stop = waiting.Check();
             if (stop == Stop::kNone) {
                 Hook(Point::kBeforeWait);
-                rc = FutexWait(head.head_word, seen, waiting.Slice());
+                rc = FutexWait(head.head_word, seen, limit);
             }
         }
         head.readers_waiting.fetch_sub(1, std::memory_order_seq_cst);
-        if (stop == Stop::kNone && rc != 0 && !Available()) {
+        if (stop == Stop::kNone && rc != 0 && (pause || rc != ETIMEDOUT) && !Available()) {
             stop = waiting.Pause();
         }
         return stop;
@@ -358,7 +421,10 @@ class RingFollower final : public FollowerPlane {
     Board& board_;
     Mapping map_;
     std::uint64_t slots_;
-    Nanos spin_;
+    Nanos spin_;      // a fixed time of looking before every sleep, if the configuration asks for one
+    bool foresees_;
+    bool crowded_;    // ranks share CPUs: whoever looks lets others run between two looks
+    PreWake pre_wake_;
     Assembler assembler_;
 };
 
@@ -368,10 +434,7 @@ Nanos SpinTime(const Config& config) noexcept {
     if (config.spin_us >= 0) {
         return std::chrono::microseconds{config.spin_us};
     }
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    const int n = ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    return n >= config.size ? std::chrono::microseconds{20} : Nanos{0};
+    return UsableCpus() >= config.size ? std::chrono::microseconds{20} : Nanos{0};
 }
 
 Failure StalledReader(const Config& config, Board& board, std::uint64_t step) {

@@ -153,7 +153,9 @@ struct Config {
     int parent_death_signal{0};
 
     bool checksum{true};
-    int spin_us{-1};  // busy wait before sleeping; -1 = 20, or 0 when there are fewer CPUs than ranks
+    /// How long a waiting rank looks before it sleeps. -1: a follower only around the moment at which it can
+    /// foresee the next step (prewake.h). 0: never.
+    int spin_us{-1};
     std::size_t ring_slots{256};  // power of two; 4 KiB each
 
     /// Empty, or "field: what is wrong and what is allowed".

@@ -10,7 +10,7 @@ from typing import Callable, Optional
 from . import _native
 from .errors import RelayError
 
-_INTEGERS = ("rank", "size", "epoch", "max_lag_steps", "max_frame", "guard_fd", "parent_death_signal")
+_INTEGERS = ("rank", "size", "epoch", "max_lag_steps", "max_frame", "guard_fd", "parent_death_signal", "spin_us")
 _NUMBERS = ("join_s", "publish_stall_s", "stall_after_s", "beat_s", "exit_after_s")
 _LIMITS = {"epoch": (0, 2**64 - 1), "max_frame": (1, 2**63 - 1)}
 
@@ -51,6 +51,8 @@ class Config:
     """Read end of a pipe whose write end only the launcher holds: its end of file ends the group."""
     parent_death_signal: int = 0
     """Signal to get when the parent (thread) dies; 0 = none."""
+    spin_us: int = -1
+    """How long next_step looks for a step before it sleeps: -1 = only around the moment it can foresee, 0 = never, n = this many us."""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:

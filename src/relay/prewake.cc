@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "relay/prewake.h"
+
+#include <algorithm>
+
+namespace rankgate::relay {
+
+void PreWake::Arrived(SteadyTime now) noexcept {
+    const Nanos gap = now - last_;
+    if (started_ && gap <= kLongestGap) {
+        gaps_[count_++ % kGaps] = std::max(gap, Nanos{0});
+    }
+    started_ = true;
+    last_ = now;
+}
+
+void PreWake::PayOff(SteadyTime now) noexcept {
+    wasted_ -= std::min(wasted_, std::max(now - paid_, Nanos{0}) / kWasteShare);
+    paid_ = now;
+}
+
+void PreWake::Missed(Nanos looked, SteadyTime now) noexcept {
+    PayOff(now);
+    wasted_ += std::max(looked, Nanos{0});
+}
+
+void PreWake::Displaced(SteadyTime now) noexcept {
+    const Nanos at = now.time_since_epoch();
+    const Nanos until{rest_until_.load(std::memory_order_relaxed)};
+    if (at < until) {
+        return;  // another follower has said so already
+    }
+    // As much time without as the last rest took, and it is the first time again.
+    rest_ = at - until > rest_ ? kFirstRest : std::min(rest_ * 2, kLongestRest);
+    rest_until_.store((at + rest_).count(), std::memory_order_relaxed);
+}
+
+PreWake::Window PreWake::Next(SteadyTime now) noexcept {
+    if (count_ < kGaps || now.time_since_epoch().count() < rest_until_.load(std::memory_order_relaxed)) {
+        return {};
+    }
+    std::array<Nanos, kGaps> sorted = gaps_;
+    std::sort(sorted.begin(), sorted.end());
+    const Nanos shortest = sorted[1];
+    const Nanos longest = sorted[kGaps - 2];
+    if (longest > kShortGap && longest - shortest > std::min(kWidest, std::max(kNarrow, longest / 4))) {
+        return {};
+    }
+    PayOff(now);
+    if (wasted_ >= kMostWaste) {
+        return {};
+    }
+    Window window{last_ + shortest - kEarly, last_ + longest + kLate};
+    if (window.until <= now) {
+        return {};
+    }
+    if (window.from < now + kShortestSleep) {
+        window.from = now;
+    }
+    return window;
+}
+
+}  // namespace rankgate::relay
