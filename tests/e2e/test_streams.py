@@ -68,7 +68,7 @@ def test_a_stop_string_over_token_borders_equals_the_whole_answer(stack):
 def test_slow_and_silent_sockets_do_not_disturb_others(stack):
     server = stack.start(rank_args=["--sim-step-us", "1000"])
     sockets = []
-    for i in range(600):
+    for i in range(2 * MANY):
         s = socket.create_connection(("127.0.0.1", server.port))
         if i % 3 == 1:
             s.sendall(b"POST /v1/compl")
