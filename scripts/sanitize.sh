@@ -21,9 +21,10 @@ else
     unit_only=${FILTER:+1}
 fi
 
-# Reports go to files: a child's would be lost with its output, and a test may kill what it started.
+# Reports go to files: a child's would be lost with its output, and a test may kill what it started. UBSan of g++ beside ASan does not
+# know log_path and writes to stderr, so what programs print is kept as well, and searched at the end.
 export RANKGATE_REPORTS=$PWD/$out/reports
-rm -rf "$RANKGATE_REPORTS"
+rm -rf "$RANKGATE_REPORTS" "$out"/test-*.log "$out/e2e"
 mkdir -p "$RANKGATE_REPORTS"
 log=log_path=$RANKGATE_REPORTS/report
 export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:$log
@@ -73,13 +74,15 @@ if [ -z "$unit_only" ]; then
         export E2E_STREAMS=${E2E_STREAMS:-200} RANKGATE_TEST_SLOWDOWN=${RANKGATE_TEST_SLOWDOWN:-8}
     fi
     if [ -n "$short" ]; then
-        run e2e tests/e2e/run.sh -k "streams or faults"
+        run e2e tests/e2e/run.sh --basetemp "$out/e2e" -k "streams or faults"
     else
-        run e2e tests/e2e/run.sh
-        run engine tests/engine/run.sh
+        run e2e tests/e2e/run.sh --basetemp "$out/e2e"
+        run engine tests/engine/run.sh -s
     fi
 fi
 
+grep -rl --include='*.log' -E 'runtime error: |ERROR: [A-Za-z]+Sanitizer|WARNING: ThreadSanitizer' "$out"/test-*.log "$out/e2e" 2>/dev/null |
+    while IFS= read -r file; do cp "$file" "$RANKGATE_REPORTS/printed-$(basename "$file")-$RANDOM"; done || true
 reports=$(find "$RANKGATE_REPORTS" -type f | wc -l)
 if [ "$reports" -ne 0 ]; then
     echo "==> $reports processes left a report in $RANKGATE_REPORTS; the first:"
