@@ -16,6 +16,7 @@ from client import Stream, run
 from conftest import SLOWDOWN, program, wait_for
 from rankgate_process import ROOT
 
+LONG_RUN = 500_000 if SLOWDOWN == 1 else 50_000
 MODEL = ROOT / "build/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = "n\u00e9 \uc0bc\uacb9\uc0b4 \U0001f469\u200d\U0001f469\u200d\U0001f467 \ud55c ok, and the rest of it"
 
@@ -85,7 +86,7 @@ def test_random_ids_beside_ordinary_streams_disturb_nobody(stack):
     stack.ranks[0].tell({"rule": {"tokens": list(TEXT.encode()), "finish": "stop", "every_ms": 2}})
     strange = [Stream(server.port, {"prompt": "odd", "max_tokens": 3500}) for _ in range(2)]
     good = [Stream(server.port, {"prompt": f"p{i}", "max_tokens": 200}) for i in range(20)]
-    run(good + strange, seconds=60)
+    run(good + strange, seconds=60 * SLOWDOWN)
     assert all(s.done() and s.text() == TEXT for s in good)
     for stream in strange:
         assert stream.done() and stream.text() == bytes(odd).decode("utf-8", "replace")
@@ -122,7 +123,7 @@ def test_every_ending_is_counted_once_and_leaves_the_gauges_at_zero(stack):
     streams = [Stream(server.port, {"prompt": "slow", "max_tokens": 40}) for _ in range(20)]
     run(streams, until=lambda: all(s.first_at for s in streams))
     stack.ranks[1].popen.kill()
-    run(streams, seconds=20)
+    run(streams, seconds=20 * SLOWDOWN)
     lost = sum(not s.done() for s in streams)
     assert lost == 10 and all(s.error()["code"] == "rank_lost" for s in streams if not s.done())
     server.wait_idle(5)
@@ -161,7 +162,7 @@ def test_a_dying_word_of_a_rank_ends_its_requests_at_once(stack):
     run(streams, until=lambda: all(s.first_at for s in streams))
     stack.ranks[0].tell({"do": "last_words"})
     said = time.monotonic()
-    run(streams, seconds=20)
+    run(streams, seconds=20 * SLOWDOWN)
     cut = [s for s in streams if s.error()]
     assert len(cut) == 10 and max(s.closed_at for s in cut) - said < 1.0 * SLOWDOWN
     assert all(s.done() and len(s.text()) == 150 for s in streams if s not in cut)
@@ -225,7 +226,7 @@ def test_log_lines_are_valid_whatever_a_client_sends(stack):
             sock.sendall(b"GET /" + bad.replace(b"\x00", b"%00") + b" HTTP/1.1\r\nHost: t\r\nX-Request-Id: " + bad.replace(b"\x00", b"")
                          + b"\r\nUser-Agent: " + bad.replace(b"\x00", b"") + b"\r\n\r\n"
                          + b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            sock.settimeout(0.3)
+            sock.settimeout(0.3 * SLOWDOWN)
             try:
                 while sock.recv(1 << 16):
                     pass
@@ -269,15 +270,15 @@ def test_long_runs_without_a_break_delay_nobody(stack):
         begin = time.monotonic()
         # Half of them hang up after a second, as browsers do.
         try:
-            reply = httpx.post(server.root + "/v1/chat/completions", timeout=1 if i >= 8 else 120,
-                               json={"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": unit * (500_000 // len(unit.encode()))}]})
+            reply = httpx.post(server.root + "/v1/chat/completions", timeout=1 if i >= 8 else 120 * SLOWDOWN,
+                               json={"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": unit * (LONG_RUN // len(unit.encode()))}]})
             return reply.status_code, time.monotonic() - begin
         except httpx.TimeoutException:
             return 0, time.monotonic() - begin
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(ask, range(16)))
-    run(streams, seconds=60)
+    run(streams, seconds=60 * SLOWDOWN)
     done.set()
     prober.join()
     assert {status for status, _ in answers} <= {200, 400, 0} and [status for status, _ in answers[:8]].count(0) == 0
@@ -308,7 +309,7 @@ trap 'kill $g $e; wait' EXIT
 for i in $(seq 300); do curl -gfs -o /dev/null 'http://[::1]:8000/readiness' && break; sleep 0.1; done
 curl -gfs 'http://[::1]:8000/v1/completions' -H 'Content-Type: application/json' -d '{{"prompt":"x","max_tokens":3,"ignore_eos":true}}'
 """
-    done = subprocess.run(["unshare", "-n", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["unshare", "-n", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120 * SLOWDOWN)
     logs = "".join((tmp_path / name).read_text() for name in ("g.log", "e.log") if (tmp_path / name).exists())
     assert done.returncode in (0, 143) and done.stdout, done.stderr + logs
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 3

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from client import Stream, request, run
+from conftest import SLOWDOWN, Stack, sanitizer_reports
 
 BOTH = ["model", "stream", "stream_options", "n", "temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "seed", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids",
@@ -58,7 +59,7 @@ def error_of(reply: httpx.Response) -> dict:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    from conftest import Stack
+    before = sanitizer_reports()
     made = Stack(tmp_path_factory.mktemp("hostile"))
     made.start(rank_args=["--sim-eos-after", "3", "--max-num-seqs", "64"])
     yield made
@@ -69,11 +70,13 @@ def served(tmp_path_factory):
     assert server.metric("rankgate_decode_errors_total") == 0
     assert server.post("/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 2})[0] == 200
     made.close()
+    after = sanitizer_reports()
+    assert after == before, after
 
 
 @pytest.fixture(scope="module")
 def http(served):
-    with httpx.Client(base_url=served.server.root, timeout=30) as client:
+    with httpx.Client(base_url=served.server.root, timeout=30 * SLOWDOWN) as client:
         yield client
 
 
@@ -229,7 +232,7 @@ def test_a_stream_beside_them_is_not_disturbed(served, http):
     stream = Stream(server.port, {"prompt": "x", "max_tokens": 3000, "ignore_eos": True})
     for body in ROOTS:
         assert http.post("/v1/completions", content=body).status_code == 400
-    run([stream], seconds=60)
+    run([stream], seconds=60 * SLOWDOWN)
     assert stream.done() and len(stream.text()) == 3000
 
 
@@ -237,7 +240,7 @@ def exchange(port: int, data: bytes, seconds: float = 5) -> bytes:
     """What comes back until the server closes or falls silent."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as sock:
         sock.sendall(data)
-        sock.settimeout(0.6)
+        sock.settimeout(0.6 * SLOWDOWN)
         got = b""
         try:
             while piece := sock.recv(1 << 16):
@@ -351,7 +354,7 @@ def test_one_byte_at_a_time(served):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for i in range(len(data)):
             sock.sendall(data[i:i + 1])
-        sock.settimeout(5)
+        sock.settimeout(5 * SLOWDOWN)
         assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
@@ -374,4 +377,4 @@ def test_head_and_body_of_a_reply_leave_together(served):
             got = sock.recv(1 << 16)
             took.append(time.monotonic() - begin)
             assert got.count(b"\r\n\r\n") == 1 and got.endswith(b"}")
-    assert sorted(took)[30] < 0.02
+    assert sorted(took)[30] < 0.02 * SLOWDOWN
