@@ -1,10 +1,12 @@
 """The real TokenSpeed event loop (published package, scripted tokens, CPU) behind the built gateway. Run with build/venv-tokenspeed's Python."""
+import json
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -43,17 +45,33 @@ def model_dir() -> pathlib.Path:
 
 
 class Group:
-    """A gateway with --runtime tokenspeed and live_engine.py processes that play its ranks."""
+    """A gateway and live_engine.py processes that play its ranks. Nobody declares the runtime unless a test does."""
 
-    def __init__(self, ranks: int, tag: str, runtime: str = "tokenspeed", delay: float = 0.0):
+    def __init__(self, ranks: int, tag: str, runtime: str | None = None, delay: float = 0.0):
         self.tag, self.ranks, self.delay = tag, ranks, delay
         self.rpc_port = free_port()
         WORK.mkdir(parents=True, exist_ok=True)
-        log = WORK / f"{tag}.gateway.log"
-        log.write_text("")
-        self.gateway = Server("gateway", [str(model_dir()), "--served-model-name", "tiny", "--runtime", runtime, "--data-parallel-size", str(ranks),
-                                          "--data-parallel-rpc-port", str(self.rpc_port)], log)
+        self.log = WORK / f"{tag}.gateway.log"
+        self.log.write_text("")
+        self.sockets = tempfile.TemporaryDirectory(prefix="rgts")
+        self.args = [str(model_dir()), "--served-model-name", "tiny", *(["--runtime", runtime] if runtime else []), "--data-parallel-size", str(ranks),
+                     "--data-parallel-rpc-port", str(self.rpc_port), "--socket-dir", self.sockets.name + "/s"]
+        self.gateway = Server("gateway", self.args, self.log)
         self.engines: dict[int, Process] = {}
+
+    def restart_gateway(self, sig: int):
+        self.gateway.stop(sig)
+        self.gateway = Server("gateway", self.args, self.log, port=self.gateway.port)
+        self.gateway.wait_ready(30)
+
+    def answers(self) -> bool:
+        try:
+            return self.gateway.get("/liveness")[0] == 200
+        except OSError:
+            return False
+
+    def health(self) -> dict:
+        return json.loads(self.gateway.get("/health")[1])["groups"][0]
 
     def spawn(self, rank: int):
         log = WORK / f"{self.tag}.rank{rank}.log"
@@ -74,6 +92,7 @@ class Group:
         self.gateway.stop()
         for engine in self.engines.values():
             engine.stop(signal.SIGKILL)
+        self.sockets.cleanup()
 
     def complete(self, timeout: float = 60, **body):
         return self.gateway.post("/v1/completions", {"model": "tiny", "prompt": [65], "max_tokens": 5, "temperature": 0, **body}, timeout)

@@ -42,6 +42,54 @@ def test_stop_strings_and_stop_ids(one):
     one.gateway.wait_idle()
 
 
+def test_the_stop_reason_is_the_token_the_string_or_nothing(one):
+    full = text_of(one, max_tokens=10)
+    reason = lambda **body: one.complete(max_tokens=10, **body)[1]["choices"][0]["stop_reason"]  # noqa: E731
+    assert reason(stop_token_ids=[68]) == 68
+    assert reason(stop_token_ids=[3, 68, 70]) == 68
+    assert reason(stop=[full[3:5]]) == full[3:5]
+    assert reason(prompt=[403, 65]) is None, "EOS is not named"
+    assert reason(stop_token_ids=[3]) is None, "the length ended it"
+    last = [e for e in one.gateway.stream("/v1/completions", {"model": "tiny", "prompt": [65], "max_tokens": 9, "stop_token_ids": [68]})
+            if e.get("choices")][-1]["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", 68)
+
+
+def test_nobody_had_to_declare_the_runtime(one):
+    assert "--runtime" not in one.args and one.health()["runtime"] == "tokenspeed"
+
+
+def test_a_restarted_gateway_finds_the_running_engine(two):
+    for sig in (signal.SIGKILL, signal.SIGTERM):
+        two.restart_gateway(sig)
+        wait_for("both ranks", lambda: two.health()["live"] == 2, 20)
+        assert two.health()["runtime"] == "tokenspeed"
+        for rank in (0, 1):
+            status, reply = two.complete(data_parallel_rank=rank, max_tokens=6)
+            assert status == 200 and reply["usage"]["completion_tokens"] == 6, reply
+    assert all(engine.popen.poll() is None for engine in two.engines.values())
+    two.gateway.wait_idle()
+
+
+def test_what_a_rank_said_last_does_not_keep_it_from_work(two):
+    # The real engine samples before the finish: its last word names requests that are gone, and nobody corrects it.
+    threads = [threading.Thread(target=two.complete, kwargs={"max_tokens": 30, "ignore_eos": True}) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    two.gateway.wait_idle()
+    said = [two.gateway.metric("vllm:num_requests_running", engine=str(rank)) for rank in (0, 1)]
+    assert max(said) > 0, "else this test shows nothing"
+    pinned = [threading.Thread(target=two.complete, kwargs={"max_tokens": 60, "ignore_eos": True}) for _ in range(4)]
+    for t in pinned:
+        t.start()
+    wait_for("both ranks have their share at once", lambda: [two.gateway.metric("rankgate_in_flight", rank=str(r)) for r in (0, 1)] == [2, 2], 5, 0.005)
+    for t in pinned:
+        t.join(60)
+    two.gateway.wait_idle()
+
+
 def test_n_choices_are_fanned_out(one):
     status, reply = one.complete(n=3, temperature=1.0, seed=5)
     assert status == 200 and [c["index"] for c in reply["choices"]] == [0, 1, 2]
@@ -64,6 +112,7 @@ def test_a_client_that_leaves_frees_its_slot(two):
 
 
 FATAL = [
+    ({"prompt": None}, "prompt"), ({"prompt": [65] * 5000, "max_tokens": 1}, None), ({"min_tokens": 9, "max_tokens": 5}, None), ({"top_k": 128}, "top_k"),
     ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": [2**31]}, "prompt"), ({"prompt": [2**40]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": [65] * 1023, "max_tokens": 1}, None), ({"prompt": [65] * 1022, "max_tokens": 1}, None), ({"prompt": [65] * 1024, "max_tokens": 1}, None),
     ({"stream_interval": 0}, "stream_interval"), ({"max_tokens": 0}, "max_tokens"), ({"prompt": [512]}, "prompt"), ({"n": 0}, "n"),
@@ -128,7 +177,12 @@ def test_a_wrong_declaration_is_refused_loudly():
     group = Group(1, "wrong", runtime="vllm")
     try:
         group.spawn(0)
-        wait_for("the refusal is logged", lambda: "dialect" in group.gateway.text().lower() or "tokenspeed" in group.gateway.text().lower(), 120, 0.3)
+        wait_for("the gateway answers", group.answers, 20)
+        wait_for("the refusal is in /health", lambda: group.health()["ranks"][0].get("reason", "").startswith("refused"), 120, 0.3)
         assert group.complete(timeout=10)[0] == 503
+        assert group.gateway.get("/health")[0] == 503
+        reason = group.health()["ranks"][0]["reason"]
+        assert "tokenspeed" in reason and "vllm" in reason and "--runtime" in reason, reason
+        assert reason in group.gateway.text()
     finally:
         group.stop()
