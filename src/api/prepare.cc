@@ -150,8 +150,14 @@ Result<std::vector<PreparedPrompt>> Prepare(const ParsedRequest& request, const 
         }
     }
     for (PreparedPrompt& prompt : prompts) {
+        const std::size_t whole = prompt.token_ids.size();
         if (Status status = Truncate(request, model, prompt.token_ids); !status.ok()) {
             return status.error();
+        }
+        if (request.echo && prompt.token_ids.size() < whole) {
+            // The echo is what the model was shown, so that tokens and scores are those of the text.
+            prompt.text = text::Detokenize(model.assets->tokenizer->table(), prompt.token_ids,
+                                           {.skip_special_tokens = request.sampling.skip_special_tokens});
         }
         prompt.num_tokens = prompt.token_ids.size();
         if (prompt.token_ids.empty()) {

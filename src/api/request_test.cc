@@ -444,6 +444,10 @@ TEST(ContextLength, TruncateKeepsTheEndOfThePrompt) {
         Build(Endpoint::kCompletion,
               R"({"prompt":"0123456789abcdef","truncate_prompt_tokens":-1,"max_tokens":4})", *model);
     EXPECT_EQ(fitted.requests.at(0)->prompt_token_ids, test::Bytes("abcdef"));
+    const Outcome echoed = Build(
+        Endpoint::kCompletion, R"({"prompt":["hello","ab"],"truncate_prompt_tokens":2,"echo":true})", *model);
+    EXPECT_EQ(echoed.prompts.at(0).text, "lo");
+    EXPECT_EQ(echoed.prompts.at(1).text, "ab");
 }
 
 // ---- Honoured fields ----

@@ -77,6 +77,46 @@ def test_whole_and_streamed_agree_for_every_mix_of_choices_stops_scores_and_echo
     server.wait_idle()
 
 
+def test_echo_caps_and_scores_agree_in_every_mix(stack):
+    """The legacy logprobs of completions: as many entries as tokens, offsets in characters, null for the first token of all."""
+    server = stack.start()
+    for echo, cap, scores, n, stream in itertools.product((False, True), (0, 1, 3), (None, 0, 2), (1, 2), (False, True)):
+        body = {"model": "m", "prompt": ["Q\u00e9", "abc"], "echo": echo, "max_tokens": cap, "logprobs": scores, "n": n, "ignore_eos": True}
+        if not stream:
+            status, reply = server.post("/v1/completions", body)
+        else:
+            events = list(server.stream("/v1/completions", {**body, "stream_options": {"include_usage": True}}))
+            status, reply = events[0].get("status", 200), {"choices": [], "usage": None}
+            for i in range(2 * n if status == 200 else 0):
+                mine = [c for e in events for c in e.get("choices", []) if c["index"] == i]
+                parts = [c["logprobs"] for c in mine if c["logprobs"]]
+                reply["choices"].append({
+                    "index": i, "text": "".join(c["text"] for c in mine), "finish_reason": [c["finish_reason"] for c in mine if c["finish_reason"]],
+                    "logprobs": {key: sum((part[key] for part in parts), []) for key in parts[0]} if parts else None})
+                reply["usage"] = next(e["usage"] for e in events if e.get("usage"))
+        if cap == 0 and not echo:
+            assert status == 400, body
+            continue
+        assert status == 200, (body, reply)
+        assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (6, cap * 2 * n), body
+        for i, choice in enumerate(reply["choices"]):
+            prompt = "Q\u00e9" if i < n else "abc"
+            shown = prompt if echo else ""
+            assert choice["index"] == i and choice["text"].startswith(shown) and len(choice["text"]) == len(shown) + cap, (body, choice)
+            assert choice["finish_reason"] in ("length", ["length"])
+            if scores is None:
+                assert choice["logprobs"] is None
+                continue
+            table = choice["logprobs"]
+            assert {len(column) for column in table.values()} == {(3 if echo else 0) + cap}, (body, table)
+            assert table["text_offset"] == sorted(table["text_offset"]) and table["text_offset"][0] == 0
+            if echo:
+                assert table["token_logprobs"][0] is None and table["top_logprobs"][0] is None
+            for lp, top in list(zip(table["token_logprobs"], table["top_logprobs"], strict=True))[1 if echo else 0:]:
+                # The sampled token is always among them.
+                assert isinstance(lp, float) and len(top) == max(scores, 1), (body, table)
+
+
 def test_random_ids_beside_ordinary_streams_disturb_nobody(stack):
     """Bytes in any order are no text; ids above the tokenizer's last one are no text either."""
     server = stack.start(runner="script", rank_args=["--max-num-seqs", "64"])
