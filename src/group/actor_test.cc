@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -1467,6 +1468,89 @@ TEST_F(GroupActorTest, ReadsTheLoadFromARanksSharedPage) {
         << "also while nothing is submitted";
 }
 
+/// A process that writes a rank's load page every millisecond, for tests that kill or stop it.
+class PageWriter {
+  public:
+    explicit PageWriter(const std::string& folder) : path_{folder + "/page0"} {
+        pid_ = ::fork();
+        if (pid_ == 0) {
+            engine::LoadPageWriter page;
+            if (!page.Open(folder, "page0").ok()) {
+                ::_exit(1);
+            }
+            wire::LoadSnapshot load;
+            load.num_running = 7;
+            load.kv_active_pages = 3;
+            load.kv_total_pages = 10;
+            for (;;) {
+                page.Publish(load);
+                ::usleep(1000);
+            }
+        }
+        const auto until = SteadyNow::now() + seconds(10);
+        engine::LoadPageReader reader;
+        while (!(reader.Open(path()).ok() && reader.Read()) && SteadyNow::now() < until) {
+            std::this_thread::sleep_for(milliseconds(1));
+        }
+    }
+    ~PageWriter() { End(); }
+    PageWriter(const PageWriter&) = delete;
+    PageWriter& operator=(const PageWriter&) = delete;
+    std::string path() const { return path_; }
+    void Signal(int signal) const { ::kill(pid_, signal); }
+    void End() {
+        if (pid_ > 0) {
+            ::kill(pid_, SIGKILL);
+            ::waitpid(std::exchange(pid_, -1), nullptr, 0);
+        }
+    }
+
+  private:
+    std::string path_;
+    pid_t pid_{-1};
+};
+
+TEST_F(GroupActorTest, NoticesThatTheWriterOfALoadPageDiedAndGoesOnWithReports) {
+    PageWriter writer{Root()};
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.load_page = writer.path();
+    AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    const auto source = [&](std::string_view wanted) {
+        return WaitSnapshot([&](const GroupSnapshot& s) { return s.ranks[0].load_source == wanted; },
+                            seconds(5));
+    };
+    ASSERT_TRUE(source("mailbox"));
+    writer.End();
+    ASSERT_TRUE(source("own")) << "nobody vouches for what it said last";
+    const StreamKey key = client().Submit(4);
+    ASSERT_TRUE(client().WaitEnd(key));
+    EXPECT_FALSE(client()[key].error.has_value());
+    EXPECT_NE(actor_->Snapshot()->ranks[0].load_source, "mailbox");
+    EXPECT_EQ(actor_->Snapshot()->ranks[0].state, RankState::kLive) << "the rank is another process";
+}
+
+TEST_F(GroupActorTest, AStoppedWriterOfALoadPageIsOutdoneByReportsUntilItGoesOn) {
+    PageWriter writer{Root()};
+    Start(Options(1));
+    FakeRankOptions options = RankOptions(0);
+    options.load_page = writer.path();
+    options.step_time = milliseconds(20);
+    AddRank(options);
+    ASSERT_TRUE(WaitLive(1));
+    const auto source = [&](std::string_view wanted) {
+        return WaitSnapshot([&](const GroupSnapshot& s) { return s.ranks[0].load_source == wanted; },
+                            seconds(5));
+    };
+    client().Submit(400);
+    ASSERT_TRUE(source("mailbox"));
+    writer.Signal(SIGSTOP);
+    ASSERT_TRUE(source("report"));
+    writer.Signal(SIGCONT);
+    ASSERT_TRUE(source("mailbox"));
+}
+
 TEST_F(GroupActorTest, HandsOneBatchToAShardPerStepNotPerToken) {
     Start(Options(1));
     FakeRankOptions options = RankOptions(0);
@@ -1499,7 +1583,8 @@ TEST_F(GroupActorTest, RunsOnTheOwnersLoopWithoutAThread) {
         return client()[key].terminals > 0;
     }));
     EXPECT_EQ(client()[key].tokens.size(), 4U);
-    // What the loop itself submits leaves on its own stack: no descriptor fires, no turn is needed to send it.
+    // What the loop itself submits leaves on its own stack: no descriptor fires, no turn is needed to send
+    // it.
     actor_->HoldCommands();
     const StreamKey held = client().Submit(4);
     pollfd item{actor_->poll_fd(), POLLIN, 0};

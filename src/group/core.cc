@@ -899,6 +899,14 @@ void GroupCore<P>::MailboxLoad(std::int32_t r, const wire::LoadSnapshot& load, T
     }
 }
 
+template <class P>
+void GroupCore<P>::MailboxGone(std::int32_t r) {
+    if (InRange(r) && At(r).load_source == LoadSource::kMailbox) {
+        At(r).load_source = LoadSource::kOwn;
+        At(r).load_counts = false;
+    }
+}
+
 // ---- output ----------------------------------------------------------------------------------------------
 
 template <class P>

@@ -206,6 +206,8 @@ class GroupCore {
     /// A load value from the shared-memory mailbox: taken unless the last report is clearly newer. Read it
     /// before submits, and every tick for the rank table.
     void MailboxLoad(std::int32_t rank, const wire::LoadSnapshot& load, TimePoint sampled_at);
+    /// Nobody writes the mailbox any more: what it said last is not known to be true. Reports go on.
+    void MailboxGone(std::int32_t rank);
 
     // ---- requests ----
     void Submit(ReplyId reply, StreamKey stream, std::unique_ptr<wire::GenerateRequest> request,

@@ -397,6 +397,22 @@ TEST(RankChoice, AFresherMailboxBeatsAnOlderReportAndTheOtherWayRound) {
     EXPECT_EQ(d.core.Score(0), 4.0) << "the report needed as long to get here";
 }
 
+TEST(RankChoice, AMailboxThatNobodyWritesAnyMoreDoesNotCount) {
+    Vllm d{1};
+    d.Token(d.Submit());
+    wire::LoadSnapshot page;
+    page.num_running = 50;
+    d.core.MailboxLoad(0, page, d.now);
+    EXPECT_EQ(d.core.Score(0), 50.0);
+    d.core.MailboxGone(0);
+    EXPECT_EQ(d.core.Score(0), 1.0);
+    EXPECT_EQ(d.core.MakeSnapshot(d.now).ranks[0].load_source, "own");
+    d.Report(0, 9, 0);
+    d.core.MailboxGone(0);
+    EXPECT_EQ(d.core.Score(0), 9.0) << "a report is not touched by it";
+    d.core.MailboxGone(1);
+}
+
 TEST(RankChoice, TheLastWordOfARankThatGoesIdleIsNotLostBehindAFreshPage) {
     Vllm d{1};
     const StreamKey a = d.Submit();

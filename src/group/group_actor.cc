@@ -42,6 +42,8 @@ constexpr std::size_t kMaxTokensPerHandOver = 8192;
 /// input.
 constexpr Duration kAnonymousLossCounts = std::chrono::seconds(1);
 constexpr Duration kSilenceBeforeHint = std::chrono::milliseconds(400);
+/// A load page that was written this lately needs no look at its writer.
+constexpr Duration kPageSilence = std::chrono::milliseconds(200);
 
 /// vLLM's wire for this actor: encoders, the decoded message, and what only it has.
 struct VllmWire {
@@ -628,6 +630,23 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         }
     }
 
+    /// The writer may be another process than the rank: the rank goes on, and its reports are what is known.
+    void DropDeadLoadPages() {
+        for (std::int32_t rank = 0; rank < size_; ++rank) {
+            engine::LoadPageReader& page = At(rank).load_page;
+            if (!page.is_open()) {
+                continue;
+            }
+            const auto reading = page.Read();
+            if ((reading && Duration{reading->age_ns} < kPageSilence) || !page.WriterGone()) {
+                continue;
+            }
+            LogWarning("load_page_writer_gone", {{"group", options_.link.group}, {"rank", rank}});
+            page.Close();
+            core_.MailboxGone(rank);
+        }
+    }
+
     std::int32_t OnOutput(std::span<const std::string_view> frames, std::int32_t connection_rank) override {
         if (wire::IsEngineCoreDead(frames)) {
             OnLastWords(connection_rank);
@@ -823,6 +842,7 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             core_.RankProcess(rank, hint, now_);
         }
         ReadLoadPages();
+        DropDeadLoadPages();
         core_.Tick(now_);
         Execute();
         if constexpr (Protocol::kHasUtility) {
