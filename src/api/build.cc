@@ -306,6 +306,30 @@ Result<wire::SamplingParams> BuildSampling(const ParsedRequest& request, const M
     return out;
 }
 
+// What one more choice costs beside its prompt: everything that is copied into its own message.
+std::int64_t CopiedBytes(const wire::SamplingParams& sampling) noexcept {
+    const auto ids = [](std::size_t count) { return static_cast<std::int64_t>(count * sizeof(TokenId)); };
+    std::int64_t bytes =
+        ids(sampling.stop_token_ids.size()) + ids(sampling.all_stop_token_ids.size()) +
+        static_cast<std::int64_t>(sampling.logit_bias.size() * sizeof(sampling.logit_bias[0]));
+    if (sampling.allowed_token_ids) {
+        bytes += ids(sampling.allowed_token_ids->size());
+    }
+    for (const std::string& text : sampling.stop) {
+        bytes += static_cast<std::int64_t>(text.size());
+    }
+    for (const std::string& text : sampling.bad_words) {
+        bytes += static_cast<std::int64_t>(text.size());
+    }
+    for (const std::vector<TokenId>& word : sampling.bad_words_token_ids) {
+        bytes += ids(word.size());
+    }
+    if (sampling.structured_outputs) {
+        bytes += static_cast<std::int64_t>(sampling.structured_outputs->value.size());
+    }
+    return bytes;
+}
+
 constexpr std::string_view kHex = "0123456789abcdef";
 
 // Mixes a number so that neighbours look unrelated (splitmix64's finaliser); a bijection, so ids stay unique.
@@ -446,6 +470,7 @@ Result<std::vector<std::unique_ptr<wire::GenerateRequest>>> BuildGenerate(const 
     // All prompts are judged before anything is moved or made.
     std::vector<std::int64_t> max_tokens;
     max_tokens.reserve(prompts.size());
+    std::int64_t bytes = CopiedBytes(*sampling) * static_cast<std::int64_t>(prompts.size());
     for (const PreparedPrompt& prompt : prompts) {
         if (prompt.token_ids.empty()) {
             return Error::Invalid(std::string{PromptField(request)},
@@ -461,6 +486,14 @@ Result<std::vector<std::unique_ptr<wire::GenerateRequest>>> BuildGenerate(const 
             return std::move(resolved).error();
         }
         max_tokens.push_back(*resolved);
+        bytes += static_cast<std::int64_t>(prompt.token_ids.size() * sizeof(TokenId));
+    }
+    if (bytes > model.limits.max_sequence_bytes / request.n) {
+        return Error::Invalid(request.n > 1 ? "n" : std::string{PromptField(request)},
+                              "The request is too large: its " + std::to_string(request.num_choices()) +
+                                  " sequences, each with its prompt, ids and constraints, would take " +
+                                  std::to_string(bytes * request.n) + " bytes; the limit is " +
+                                  std::to_string(model.limits.max_sequence_bytes) + ".");
     }
 
     const bool keep_ids = request.return_token_ids || request.EffectivePromptLogprobs().has_value();

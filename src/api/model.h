@@ -60,6 +60,8 @@ struct Limits {
     std::int32_t max_n{128};
     std::int32_t max_prompts{2048};
     std::int32_t max_sequences{4096};  // prompts * n
+    /// What all sequences of a request weigh together: each carries its own prompt, ids and schema.
+    std::int64_t max_sequence_bytes{std::int64_t{128} << 20};
 };
 
 struct ModelInfo {

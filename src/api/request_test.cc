@@ -641,6 +641,31 @@ TEST(FanOut, IsBounded) {
     ExpectRefused(Build(Endpoint::kCompletion, hundred + R"(],"n":128})", Model()), "n", "12800 sequences");
 }
 
+TEST(FanOut, WhatIsCopiedForEveryChoiceIsBoundedTogether) {
+    auto model = ByteModel();
+    model->limits.max_sequence_bytes = 64 * 1024;
+    const std::string prompt = "\"prompt\":\"" + std::string(400, 'a') + "\"";
+    const std::string grammar = R"("guided_grammar":"root ::= \")" + std::string(8000, 'b') + "\\\"\"";
+    const auto build = [&](const std::string& more) {
+        return Build(Endpoint::kCompletion, "{" + prompt + more + "}", *model);
+    };
+    EXPECT_TRUE(build(R"(,"n":30)").ok);
+    ExpectRefused(build(R"(,"n":64)"), "n", "64 times 1600 bytes");
+    EXPECT_TRUE(build("," + grammar).ok);
+    ExpectRefused(build("," + grammar + R"(,"n":10)"), "n", "ten grammars");
+    std::string ids = R"(,"allowed_token_ids":[97)";
+    for (int i = 0; i < 5000; ++i) {
+        ids += ",97";
+    }
+    EXPECT_TRUE(build(ids + "]").ok);
+    ExpectRefused(build(ids + R"(],"n":4)"), "n", "20 000 ids");
+    std::string prompts = R"({"prompt":["a")";
+    for (int i = 0; i < 200; ++i) {
+        prompts += ",\"" + std::string(400, 'a') + "\"";
+    }
+    ExpectRefused(Build(Endpoint::kCompletion, prompts + "]}", *model), "prompt", "80 000 tokens");
+}
+
 TEST(FanOut, OneBadPromptMeansNothingIsProduced) {
     ExpectRefused(Build(Endpoint::kCompletion, R"({"prompt":[[1,2],[3,400]]})", Model()), "prompt",
                   "second is bad");
