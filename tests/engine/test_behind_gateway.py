@@ -3,9 +3,12 @@ gateway knows of a rank's load."""
 import json
 import pathlib
 import signal
+import socket
 import sys
 import threading
+import time
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
@@ -37,7 +40,8 @@ class Pair:
             return False
 
     def rank(self, index: int, wire: str, *args: str) -> Process:
-        argv = [program(), "engine", "sim", "--runner", "sim", "--wire", wire, "--data-parallel-size", str(self.size), "--data-parallel-rank",
+        runner = [] if "--runner" in args else ["--runner", "sim"]
+        argv = [program(), "engine", "sim", *runner, "--wire", wire, "--data-parallel-size", str(self.size), "--data-parallel-rank",
                 str(index), "--data-parallel-rpc-port", str(self.rpc_port), "--load-page-dir", str(self.folder / "load"), "--sim-vocab-size",
                 "259", "--sim-first-token", "97", "--sim-last-token", "122", "--sim-eos-token", "257", "--max-model-len", "4096", *args]
         self.ranks[index] = Process(argv, self.folder / f"rank{index}-{len(self.processes)}.log")
@@ -213,3 +217,104 @@ def test_the_gateway_prefers_the_shared_page(pair, wire):
     wait_for("reports are read", lambda: source(1) == "report", 5, 0.01)
     for t in threads:
         t.join(60)
+
+
+class Told:
+    """A script rank on the TokenSpeed wire that says its rows as told: the raw batch, whatever its shape."""
+
+    def __init__(self, pair: Pair):
+        self.pair, self.path = pair, pair.folder / "script"
+        pair.gateway()
+        pair.rank(0, "tokenspeed", "--runner", "script", "--script-socket", str(self.path))
+        pair.server.wait_ready()
+        self.line = socket.socket(socket.AF_UNIX)
+        self.line.settimeout(10)
+        self.line.connect(str(self.path))
+        self.file = self.line.makefile("r")
+        self.tell(rule={"hold": True})
+
+    def tell(self, **what) -> dict:
+        self.line.sendall(json.dumps(what).encode() + b"\n")
+        answer = json.loads(self.file.readline())
+        assert answer["ok"], answer
+        return answer
+
+    def ids(self) -> list[str]:
+        return self.tell(get="state")["ids"]
+
+    def rows(self, *rows: tuple[str, list[int], str]) -> None:
+        batch = ["BatchTokenIDOutSlim", [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows], [1] * len(rows), [1] * len(rows),
+                 [0] * len(rows), [[]] * len(rows), [[]] * len(rows), 0, 1, 0, 1, 64]
+        self.tell(do="raw", hex=[msgspec.msgpack.encode(batch).hex()])
+
+
+@pytest.fixture
+def told(pair):
+    made = Told(pair)
+    yield made
+    made.line.close()
+
+
+@pytest.mark.parametrize("first,shown", [([104], "h"), ([0xC3], "\ufffd"), ([], "")])
+def test_first_and_last_chunk_of_a_choice_whatever_the_rows_hold(told, first, shown):
+    """A02: a first token (or half a character), silence, and a terminal row without tokens."""
+    events = []
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
+    reader = threading.Thread(target=lambda: events.extend(told.pair.server.stream("/v1/chat/completions", body)))
+    reader.start()
+    (rid,) = wait_for("the request", told.ids, 10, 0.01)
+    if first:
+        told.rows((rid, first, ""))
+    time.sleep(0.5)
+    told.rows((rid, [], "stop"))
+    reader.join(20)
+    assert events[-1] == {"done": True}, events
+    choices = [e["choices"][0] for e in events[:-1] if e.get("choices")]
+    assert choices[0]["delta"]["role"] == "assistant" and isinstance(choices[0]["delta"].get("content", ""), str)
+    assert all(c["delta"].get("role", "assistant") is not None and c["delta"].get("content", "") is not None for c in choices)
+    assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["stop"], "the key is there from the start"
+    assert "".join(c["delta"].get("content", "") for c in choices) == shown
+    told.pair.server.wait_idle()
+
+
+@pytest.mark.parametrize("word", ["abort", "banana", "error"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_end_that_is_none_of_the_good_ones_does_not_look_like_one(told, word, streamed):
+    """F04, A04: an abort nobody asked for, and words that nobody knows."""
+    got = []
+    body = {"model": "m", "prompt": "x", "max_tokens": 50}
+    ask = (lambda: got.extend(told.pair.server.stream("/v1/completions", body))) if streamed else \
+        (lambda: got.append(told.pair.server.post("/v1/completions", body)))
+    reader = threading.Thread(target=ask)
+    reader.start()
+    (rid,) = wait_for("the request", told.ids, 10, 0.01)
+    if streamed:
+        told.rows((rid, [104, 105], ""))
+        wait_for("a token", lambda: got, 10, 0.01)
+    told.rows((rid, [], word))
+    reader.join(20)
+    if streamed:
+        reasons = [c.get("finish_reason") for e in got for c in e.get("choices", [])]
+        assert any("error" in e for e in got), got
+        assert not any(reasons), "no good end in the stream"
+    else:
+        assert got[0][0] >= 500 and got[0][1]["error"]["message"], got
+    told.pair.server.wait_idle()
+
+
+def test_rows_of_one_batch_go_to_their_own_requests_and_a_ragged_batch_to_none(told):
+    """F04: columns that disagree in length, twice the same rid, no rows at all."""
+    replies = {}
+    threads = [threading.Thread(target=lambda i=i: replies.__setitem__(i, told.pair.complete(prompt="p" * (i + 1)))) for i in range(3)]
+    for i, t in enumerate(threads):
+        t.start()
+        wait_for("the request", lambda: len(told.ids()) == i + 1, 10, 0.01)
+    ids = told.ids()
+    ragged = ["BatchTokenIDOutSlim", ids, [[120]], [""] * 3, [1] * 3, [1] * 3, [0] * 3, [[]] * 3, [[]] * 3, 0]
+    told.tell(do="raw", hex=[msgspec.msgpack.encode(ragged).hex()])
+    told.rows()
+    told.rows((ids[0], [97], ""), (ids[1], [98], "length"), (ids[0], [100], "length"), (ids[2], [99], "length"))
+    for t in threads:
+        t.join(20)
+    assert [replies[i][1]["choices"][0]["text"] for i in range(3)] == ["ad", "b", "c"], replies
+    told.pair.server.wait_idle()
