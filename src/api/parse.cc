@@ -307,6 +307,15 @@ bool SetText(State& state, std::string_view field, Kind kind, const Element& val
     if (text.empty()) {
         return state.Fail(field, "'" + std::string{field} + "' must not be empty.");
     }
+    if (text.find('\0') != std::string_view::npos) {
+        return state.Fail(field, "'" + std::string{field} + "' must not hold a NUL character.");
+    }
+    Element tag;
+    if (kind == Kind::kStructuralTag &&
+        (HasLoneSurrogate(text) ||
+         state.second->parse(text.data(), text.size()).get(tag) != simdjson::SUCCESS || !tag.is_object())) {
+        return state.Fail(field, "'" + std::string{field} + "' must be a string that holds a JSON object.");
+    }
     return SetStructured(state, field, kind, std::string{text});
 }
 
@@ -322,6 +331,9 @@ bool SetChoice(State& state, std::string_view field, const Element& value) {
         std::string_view text;
         if (item.get(text) != simdjson::SUCCESS) {
             return state.WrongType(At(field, count), "a string", item);
+        }
+        if (text.find('\0') != std::string_view::npos) {
+            return state.Fail(field, "'" + At(field, count) + "' must not hold a NUL character.");
         }
         if (++count > kMaxChoices) {
             return state.Fail(field, "'" + std::string{field} + "' holds more than " +

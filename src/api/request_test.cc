@@ -720,6 +720,19 @@ TEST(StructuredOutputs, OptionsAreKept) {
     EXPECT_EQ(sent.whitespace_pattern, "[ ]?");
 }
 
+TEST(StructuredOutputs, WhatNoBackEndTakesIsRefusedBeforeItIsSent) {
+    for (const auto& [field, param] : {
+             std::pair{R"("structural_tag":"x")", "structural_tag"},
+             std::pair{R"("structural_tag":"[1]")", "structural_tag"},
+             std::pair{R"("guided_regex":"a\u0000b")", "guided_regex"},
+             std::pair{R"("guided_grammar":"\u0000")", "guided_grammar"},
+             std::pair{R"("guided_choice":["a","\u0000"])", "guided_choice"},
+             std::pair{R"("structured_outputs":{"structural_tag":"{"})", "structured_outputs"},
+         }) {
+        ExpectRefused(BuildChat(field), param, field);
+    }
+}
+
 TEST(StructuredOutputs, TwoKindsAreRefused) {
     ExpectRefused(BuildChat(R"("guided_regex":"a","response_format":{"type":"json_object"})"),
                   "response_format", "two fields");

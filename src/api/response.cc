@@ -742,10 +742,20 @@ struct ResponseAssembler::Impl {
             --open;
             choice.finish = FinishReason::kError;
             Error why = FinishError(finish, output.stop_reason);
-            if (why.param == "structured_outputs" && !request.sampling.structured_outputs_field.empty()) {
+            if (!request.sampling.structured_outputs_field.empty()) {
                 // The wire knows one field for all of them; the client knows the one that it sent.
                 const std::string& field = request.sampling.structured_outputs_field;
-                why.param = field.substr(0, field.find('.'));
+                if (why.param == "structured_outputs") {
+                    why.param = field.substr(0, field.find('.'));
+                } else if (finish == FinishReason::kError && why.param.empty() &&
+                           choice.completion_tokens == 0 && output.tokens.empty() &&
+                           HttpStatus(why.code) >= 500) {
+                    // Engines compile a constraint when the request arrives and say no more than "error" when
+                    // they cannot. That is the client's to mend, and nothing that a retry would.
+                    why = Error::Invalid(field.substr(0, field.find('.')),
+                                         "The engine could not process the request: what '" + field +
+                                             "' holds is most likely not valid for its back-end.");
+                }
             }
             return Fail(why, out);
         }

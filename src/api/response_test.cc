@@ -737,6 +737,29 @@ TEST(BadEnding, WhatTheEngineRefusesIsNamedAsTheClientNamedIt) {
     }
 }
 
+TEST(BadEnding, AnErrorBeforeTheFirstTokenOfAConstrainedRequestIsItsConstraint) {
+    const std::string grammar = R"("structured_outputs":{"grammar":"root ::= ("})";
+    {
+        Reply run{Endpoint::kChat, Chat(grammar)};
+        EXPECT_TRUE(run.Feed({}, FinishReason::kError).failed);
+        EXPECT_EQ(HttpStatus(run.assembler->error().code), 400);
+        EXPECT_EQ(run.assembler->error().param, "structured_outputs");
+    }
+    {
+        // Later, or without a constraint, or by an abort, it is the engine's.
+        Reply run{Endpoint::kChat, Chat(grammar)};
+        run.Text("a");
+        EXPECT_TRUE(run.Feed({}, FinishReason::kError).failed);
+        EXPECT_EQ(HttpStatus(run.assembler->error().code), 500);
+    }
+    Reply plain{Endpoint::kChat, Chat()};
+    EXPECT_TRUE(plain.Feed({}, FinishReason::kError).failed);
+    EXPECT_EQ(HttpStatus(plain.assembler->error().code), 500);
+    Reply aborted{Endpoint::kChat, Chat(grammar)};
+    EXPECT_TRUE(aborted.Feed({}, FinishReason::kAbort).failed);
+    EXPECT_EQ(HttpStatus(aborted.assembler->error().code), 500);
+}
+
 TEST(BadEnding, TextThatIsStillHeldBackIsNoFirstByte) {
     Reply run{Endpoint::kCompletion, Completion(R"("stream":true,"stop":"XYZ")")};
     run.Text("XY");
