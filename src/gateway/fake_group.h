@@ -98,8 +98,9 @@ class FakeGroup final : public group::Group {
     bool WaitSubmitted(std::size_t count) {
         return WaitFor([&] { return submitted_.size() >= count; });
     }
-    bool WaitCancelled(std::size_t count) {
-        return WaitFor([&] { return cancelled_.size() >= count; });
+    bool WaitCancelled(std::size_t count,
+                       std::chrono::milliseconds patience = std::chrono::milliseconds{5000}) {
+        return WaitFor([&] { return cancelled_.size() >= count; }, patience);
     }
     std::size_t num_submitted() const {
         const std::lock_guard lock{mutex_};
@@ -132,6 +133,9 @@ class FakeGroup final : public group::Group {
         SayLocked(submitted_[i], text, finish);
     }
     void SayLocked(const Submitted& to, std::string_view text, wire::FinishReason finish) {
+        if (closed_) {
+            return;
+        }
         auto batch = std::make_unique<group::OutputBatch>();
         batch->group = index_;
         group::Output output;
@@ -150,6 +154,9 @@ class FakeGroup final : public group::Group {
     }
     void SayError(std::size_t i, Error error) {
         const std::lock_guard lock{mutex_};
+        if (closed_) {
+            return;
+        }
         auto batch = std::make_unique<group::OutputBatch>();
         batch->group = index_;
         group::Output output;
@@ -165,6 +172,12 @@ class FakeGroup final : public group::Group {
         auto next = std::make_shared<group::GroupSnapshot>(*snapshot_);
         edit(*next);
         snapshot_ = next;
+    }
+    /// The gateway let go of the group: whoever is in the middle of a step ends it first, nothing is said any
+    /// more.
+    void Close() {
+        const std::lock_guard lock{mutex_};
+        closed_ = true;
     }
     /// Called with the lock held for each submission; may call SayLocked.
     void AnswerWith(std::function<void(FakeGroup&, const Submitted&)> fn) {
@@ -191,8 +204,37 @@ class FakeGroup final : public group::Group {
     std::vector<group::AdminCall> admin_;
     std::string admin_value_{"null"};
     std::int32_t failing_rank_{-1};
+    bool closed_{false};
     std::shared_ptr<const group::GroupSnapshot> snapshot_;
     std::function<void(FakeGroup&, const Submitted&)> auto_answer_;
+};
+
+/// What the gateway owns. The group itself lives as long as the test, whose threads may still be in it when
+/// the gateway has ended.
+class FakeGroupHandle final : public group::Group {
+  public:
+    explicit FakeGroupHandle(std::shared_ptr<FakeGroup> group) : group_{std::move(group)} {}
+    FakeGroupHandle(const FakeGroupHandle&) = delete;
+    FakeGroupHandle& operator=(const FakeGroupHandle&) = delete;
+    ~FakeGroupHandle() override { group_->Close(); }
+
+    void Submit(group::StreamKey stream, std::unique_ptr<wire::GenerateRequest> request,
+                group::OutputMailbox& reply) override {
+        group_->Submit(stream, std::move(request), reply);
+    }
+    void Cancel(group::StreamKey stream, group::OutputMailbox& reply, group::CancelCause cause) override {
+        group_->Cancel(stream, reply, cause);
+    }
+    void Admin(group::AdminCall call, std::function<void(std::vector<group::AdminReply>)> done) override {
+        group_->Admin(std::move(call), std::move(done));
+    }
+    std::shared_ptr<const group::GroupSnapshot> Snapshot() const override { return group_->Snapshot(); }
+    void Recycle(std::unique_ptr<group::OutputBatch> batch) noexcept override {
+        group_->Recycle(std::move(batch));
+    }
+
+  private:
+    const std::shared_ptr<FakeGroup> group_;
 };
 
 }  // namespace rankgate::gateway

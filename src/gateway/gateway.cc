@@ -154,14 +154,16 @@ class GatewayImpl final : public Gateway, public State {
 
     std::vector<std::string> handshake_addresses() const override {
         std::vector<std::string> addresses;
-        for (const auto& entry : table()->entries) {
+        const std::shared_ptr<const GroupTable> current = table();  // held: another thread may replace it
+        for (const auto& entry : current->entries) {
             addresses.push_back(entry->handle.handshake_address);
         }
         return addresses;
     }
 
     std::shared_ptr<const group::GroupSnapshot> Snapshot(std::int32_t index) const override {
-        for (const auto& entry : table()->entries) {
+        const std::shared_ptr<const GroupTable> current = table();
+        for (const auto& entry : current->entries) {
             if (entry->index == index && entry->managed()) {
                 return entry->handle.group->Snapshot();
             }

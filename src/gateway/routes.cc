@@ -324,7 +324,9 @@ void ShardHandler::Load(http::Exchange& exchange) {
         body += ",\"in_flight\":" + std::to_string(entry->in_flight.load(std::memory_order_relaxed)) +
                 ",\"ranks\":[";
         bool first_rank = true;
-        for (const group::RankInfo& rank : entry->handle.group->Snapshot()->ranks) {
+        // Held: the group replaces its snapshot ten times a second.
+        const std::shared_ptr<const group::GroupSnapshot> snapshot = entry->handle.group->Snapshot();
+        for (const group::RankInfo& rank : snapshot->ranks) {
             body += first_rank ? "{" : ",{";
             first_rank = false;
             body += "\"rank\":" + std::to_string(rank.rank) +

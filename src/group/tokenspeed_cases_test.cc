@@ -206,7 +206,8 @@ TEST_F(TokenSpeedGroupTest, ReleaseGoesByIdAndARankOutOfRangeIsCountedNotObeyed)
         const std::int64_t errors = actor_->Snapshot()->decode_errors;
         Say(0, Batch::Of("nobody", {7}, "", {said, 40, 40, 10, 100}));
         ASSERT_TRUE(WaitSnapshot([&](const GroupSnapshot& s) { return s.decode_errors == errors + 1; }));
-        for (const RankInfo& info : actor_->Snapshot()->ranks) {
+        const std::shared_ptr<const GroupSnapshot> snapshot = actor_->Snapshot();
+        for (const RankInfo& info : snapshot->ranks) {
             EXPECT_NE(info.load.num_running, 40) << "rank " << said << " is nobody's load";
             EXPECT_EQ(info.state, RankState::kLive);
         }
