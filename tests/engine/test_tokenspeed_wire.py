@@ -109,3 +109,37 @@ def test_a_request_is_validated_once_more_when_raw(tokenspeed):
     tokenspeed.send(ADD, pack([tokenspeed.TAG, "raw", None, None, [1, 2, 300], [8, None, [2], 0.5]]))
     assert tokenspeed.pump(10, lambda: tokenspeed.finish("raw"))
     assert tokenspeed.rows("raw")[-1]["completion"] == 8
+
+
+def test_an_id_after_its_abort(tokenspeed):
+    tokenspeed.start(0, *WIRE, "--sim-step-us", "3000")
+    tokenspeed.add("r", max_new=1000)
+    assert tokenspeed.pump(10, lambda: tokenspeed.rows("r"))
+    tokenspeed.send(ABORT, pack(["r", "never-seen"]))
+    tokenspeed.add("other", max_new=3)
+    assert tokenspeed.pump(10, lambda: tokenspeed.finish("other"))
+    before = len(tokenspeed.rows("r"))
+    tokenspeed.add("r", max_new=3)
+    assert tokenspeed.pump(10, lambda: tokenspeed.finish("r") == "length"), "ours forgets an aborted id; upstream would stay silent for 300 s"
+    assert len(tokenspeed.rows("r")) == before + 3
+    assert tokenspeed.run("never-seen", max_new=3)[-1]["finish"] == "length"
+
+
+def test_messages_of_one_frame_or_an_odd_type_are_passed_over(tokenspeed):
+    tokenspeed.start(0, *WIRE)
+    for frames in ([b""], [ADD], [ABORT], [b"\0\0", b"x"], [b"", b"x"], [b"\7", pack([])]):
+        tokenspeed.ins[0].send_multipart([b"\0\0", *frames])
+    assert tokenspeed.run("after")[-1]["finish"] == "length" and tokenspeed.dead == 0
+    # Surplus frames of an ADD are none of a text request's business.
+    tokenspeed.add("x")
+    assert tokenspeed.pump(10, lambda: tokenspeed.finish("x"))
+
+
+def test_an_abort_of_two_ends_both(tokenspeed):
+    tokenspeed.start(0, *WIRE, "--sim-step-us", "3000")
+    for rid in ("a", "b", "c"):
+        tokenspeed.add(rid, max_new=200)
+    assert tokenspeed.pump(10, lambda: all(tokenspeed.rows(r) for r in ("a", "b", "c")))
+    tokenspeed.send(ABORT, pack(["a", "b"]))
+    assert tokenspeed.pump(20, lambda: tokenspeed.finish("c") == "length")
+    assert tokenspeed.finish("a") is None and tokenspeed.finish("b") is None

@@ -1,7 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // The wire's list of cases, one by one: worked bytes both ways, lengths, ragged columns, signs, types, and
-// every input that is fatal to a real engine. What needs sockets (interleaved greetings, vanished identities)
-// is tested in transport/ and group/.
+// every input that is fatal to a real engine. What needs sockets is tested elsewhere; the whole list:
+//
+// worked bytes, both ways          TokenSpeedCases.WorkedHandshake .WorkedAdd .WorkedAborts .WorkedOutputs
+//                                  .ShortestLegalAddSeedsItselfFromItsId .PinnedFullPythonRequestDecodes
+//                                  .SentinelIsSixteenRawBytes; TokenSpeedVectors.* (364 captured ones)
+// output lengths 0-8, 9-20         .OutputsShorterThanNineAreRefusedAndLongerOnesTaken
+// wrong tag, zero rows             .AWrongTagRefusesTheBatchAndZeroRowsDoNot
+// ragged columns, each in turn     .ARaggedColumnRefusesTheBatchWhicheverItIs
+// aux frames on an output          .AuxFramesOnAnOutputAreIgnored
+// unknown keys, both spellings     HandshakeVectors.EveryTokenSpeedMessageDecodesAndEncodesToTheSameBytes
+//                                  HandshakeVectors.RegistrationsThatThePublicGatewayTakesAreTaken
+// signed -1, negative load tail    .NegativeNumbersAreReadAsTheyAreAndNeverWritten
+// float for int, int for float     .FloatForIntIsRefusedAndIntForFloatTaken
+// request lengths 6-30             .RequestsOfSixToThirtyElementsAreTaken
+// rid nil, list                    .RidMustBeAString
+// id 2^31, empty ids, too long,
+// stream_interval 0                .WhatKillsARealEngineIsAnAbortRowHere
+// .GatewayRefusesWhatTheEngineCannotTake;
+//                                  through HTTP at the real loop:
+//                                  test_what_kills_the_engine_is_refused_and_the_rank_lives
+// duplicate rid                    BadInput.ALiveIdAgainLeavesTheFirstAlone
+// Admission.ADuplicateIdIsRefusedAndTheFirstLivesOn
+//                                  test_a_finished_rid_may_come_again_and_a_running_one_not
+// rid reuse after an abort         test_an_id_after_its_abort; never by us:
+//                                  TokenSpeedGroupTest.EveryRequestOnTheWireHasAFiniteBudgetAndAnIdOfItsOwn
+// n=2, top_k 0/127/128/2^30        .SamplingLimits
+// logprobs gate                    .LogprobsGate
+// unknown type byte                .UnknownTypeFrames
+// message of one frame             test_messages_of_one_frame_or_an_odd_type_are_passed_over
+// abort of two ids                 .WorkedAborts test_an_abort_of_two_ends_both
+// two ranks interleaved            FrontendHandshakeTest.EveryInterleavingOfThreeRanksEndsLive
+//                                  test_two_ranks_shake_hands_interleaved_and_name_themselves
+// identity 256                     Identity.IsTheRankAsTwoBytesLittleEndian and the same
+// sentinel in mid-stream           TokenSpeedGroupTest.TheSentinelInMidStreamFailsThatRankAlone
+// three bad outputs                TokenSpeedGroupTest.ThreeBadOutputsInARowAreCountedAndTheRankGoesOn
+// send to a vanished identity      GroupActorTest.EvenRequestsSentWithinTheLossGraceAreServed
+// terminal row's load              EngineCore.TheTerminalMessageAlreadyShowsTheFreedRank
+//                                  test_the_terminal_row_carries_the_load_after_the_finish
+//                                  test_after_a_burst_the_gateway_knows_that_the_rank_is_idle
+// load-only batch after an abort   EngineCore.AnAbortThatEmptiesTheRankIsToldAtOnce
+//                                  test_a_client_abort_is_followed_by_a_load_only_batch
 #include <gtest/gtest.h>
 
 #include "wire/handshake.h"
@@ -254,6 +293,35 @@ TEST(TokenSpeedCases, ARaggedColumnRefusesTheBatchWhicheverItIs) {
         EXPECT_EQ(DecodeOutputs({&frame, 1}, message).ok(), ragged < 0) << ragged;
         EXPECT_EQ(message.rows.size(), ragged < 0 ? 2U : 0U);
     }
+}
+
+TEST(TokenSpeedCases, AWrongTagRefusesTheBatchAndZeroRowsDoNot) {
+    OutputsMessage message;
+    const auto decodes = [&message](std::string_view tag, std::string_view columns) {
+        std::string payload;
+        Writer w{payload};
+        w.Array(14);
+        w.Str(tag);
+        payload += FromHex(columns);
+        payload += FromHex("01 00 00 00 cd0190");
+        const std::string_view frame = payload;
+        return DecodeOutputs({&frame, 1}, message).ok();
+    };
+    constexpr std::string_view kNoRows = "9090909090909090";
+    for (const std::string_view tag :
+         {"BatchTokenIDOut", "batchTokenIDOutSlim", "", "TokenizedGenerateReqInput"}) {
+        EXPECT_FALSE(decodes(tag, kNoRows)) << tag;
+        EXPECT_FALSE(decodes(tag, "91a161 91910a 91a0 9103 9101 9100 9190 9190")) << tag;
+    }
+    ASSERT_TRUE(decodes("BatchTokenIDOutSlim", kNoRows));
+    EXPECT_TRUE(message.rows.empty());
+    EXPECT_EQ(message.engine_index, 1);
+    EXPECT_TRUE(message.has_load());
+    EXPECT_EQ(message.load.kv_total_pages, 400);
+    EXPECT_FALSE(decodes("BatchTokenIDOutSlim", "c090909090909090")) << "no rids are no rows";
+    std::string request = FromHex(kTextAddHex);
+    request[2] = 'X';  // in the tag
+    EXPECT_FALSE(Decode(request).status.ok());
 }
 
 TEST(TokenSpeedCases, AuxFramesOnAnOutputAreIgnored) {
