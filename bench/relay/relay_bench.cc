@@ -773,7 +773,8 @@ int main(int argc, char** argv) {
         } else if (arg == "--only" && i + 1 < argc) {
             only = argv[++i];
         } else {
-            std::fprintf(stderr, "usage: relay_bench [--full | --quick] [--rr] [--out FILE] [--only DESIGN]\n");
+            std::fprintf(stderr,
+                         "usage: relay_bench [--full | --quick] [--rr] [--out FILE] [--only DESIGN]\n");
             return 2;
         }
     }
@@ -846,7 +847,8 @@ int main(int argc, char** argv) {
                             "}, \"publish_us\": {\"p50\": " + std::to_string(l.publish.p50) +
                             ", \"p99\": " + std::to_string(l.publish.p99) +
                             "}, \"cpu_us\": " + std::to_string(l.cpu_us) +
-                            ", \"lost\": " + std::to_string(l.lost) + ", \"ok\": " + (l.ok ? "true" : "false") + "}";
+                            ", \"lost\": " + std::to_string(l.lost) +
+                            ", \"ok\": " + (l.ok ? "true" : "false") + "}";
                     comma = ",";
                 }
             }
@@ -865,9 +867,9 @@ int main(int argc, char** argv) {
         for (const int followers : {1, 3}) {
             const bool slow = design.name.find("gloo") != std::string::npos;
             const Rate r = MeasureRate(design, followers,
-                                       slow                    ? 20'000
+                                       slow                              ? 20'000
                                        : design.name.starts_with("ring") ? 2'000'000
-                                                               : 500'000);
+                                                                         : 500'000);
             all_ok = all_ok && r.ok && (!design.lossless || r.lost == 0);
             std::printf("%-22s %3d %14.0f %10llu\n", design.name.c_str(), followers, r.per_s,
                         static_cast<unsigned long long>(r.lost));

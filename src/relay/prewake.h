@@ -2,8 +2,8 @@
 // When a follower should be awake before its step comes. Waking an idle CPU takes longer than the hand-over
 // itself (25 us on a virtual machine, most of a step's latency), so a follower that can foresee the next step
 // sleeps until shortly before it and then looks at the slot for a bounded time. Only what is foreseeable is
-// waited for awake: an idle or irregular leader finds its followers asleep. Used by the followers' planes; one
-// thread; all times are passed in.
+// waited for awake: an idle or irregular leader finds its followers asleep. Used by the followers' planes;
+// one thread; all times are passed in.
 #pragma once
 
 #include <array>

@@ -13,8 +13,8 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// A follower in a world of its own: it waits for steps as the ring's follower does, and the time that it looks
-/// is added up.
+/// A follower in a world of its own: it waits for steps as the ring's follower does, and the time that it
+/// looks is added up.
 class PreWakeTest : public testing::Test {
   protected:
     /// The next step comes after `gap`; the follower has waited for it all the time.
@@ -57,7 +57,8 @@ TEST_F(PreWakeTest, NothingIsForeseenBeforeSevenGapsWereSeen) {
 }
 
 TEST_F(PreWakeTest, ARegularStepFindsItsFollowerAwakeAndHavingSleptTillShortlyBefore) {
-    for (const Nanos gap : std::vector<Nanos>{microseconds{400}, milliseconds{1}, milliseconds{10}, milliseconds{90}}) {
+    for (const Nanos gap :
+         std::vector<Nanos>{microseconds{400}, milliseconds{1}, milliseconds{10}, milliseconds{90}}) {
         Steps(8, gap);
         looked_ = Nanos{0};
         for (int i = 0; i < 100; ++i) {
@@ -118,7 +119,8 @@ TEST_F(PreWakeTest, AnIrregularLoadCostsAtMostAFewPercent) {
                 in_vain += looked_ - before;
             }
         }
-        const Nanos allowed = (now_ - start) / PreWake::kWasteShare + PreWake::kMostWaste + PreWake::kLongestLook;
+        const Nanos allowed =
+            (now_ - start) / PreWake::kWasteShare + PreWake::kMostWaste + PreWake::kLongestLook;
         EXPECT_LE(in_vain, allowed) << mean_ms;
         EXPECT_LE(longest_look_, PreWake::kLongestLook);
         // In vain or not: what is irregular is hardly looked for at all.

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -315,8 +316,9 @@ TEST_P(ProcessTest, AMissingRankIsNamedOnAll) {
 }
 
 TEST_P(ProcessTest, ARankHeldAtAPhaseIsMissingWithThatPhase) {
-    for (const auto& [point, phase] :
-         std::map<std::string, std::string>{{"before_ready", "ready"}, {"before_go_ack", "ack"}}) {
+    // A rank that never dials, one whose READY never comes, one whose ACK never comes.
+    for (const auto& [point, phase] : std::map<std::string, std::string>{
+             {"before_dial", "dial"}, {"before_ready", "ready"}, {"before_go_ack", "ack"}}) {
         NewAddress();
         nodes_.clear();
         Start(0, 3, {{"join", "0.5"}});
@@ -381,8 +383,10 @@ TEST_P(ProcessTest, ALeaderKilledInTheJoinIsToldAtOnceAndLeavesNoName) {
 }
 
 TEST_P(ProcessTest, AFollowerStoppedInTheJoinIsMissingOnAllAndToldOnceItRunsAgain) {
-    for (const auto& [point, phase] : std::map<std::string, std::string>{
-             {"after_hello", "ready"}, {"before_map", "ready"}, {"before_ready", "ready"}, {"before_go_ack", "ack"}}) {
+    for (const auto& [point, phase] : std::map<std::string, std::string>{{"after_hello", "ready"},
+                                                                         {"before_map", "ready"},
+                                                                         {"before_ready", "ready"},
+                                                                         {"before_go_ack", "ack"}}) {
         NewAddress();
         nodes_.clear();
         Start(0, 4, {{"join", "0.5"}});
@@ -396,7 +400,8 @@ TEST_P(ProcessTest, AFollowerStoppedInTheJoinIsMissingOnAllAndToldOnceItRunsAgai
         for (const auto& [rank, line] : OneCause("fail join_timeout origin=2 phase=" + phase, {2})) {
             EXPECT_NE(line.find(" missing=4"), std::string::npos) << line;
         }
-        EXPECT_LT(Clock::now() - at, std::chrono::seconds{3}) << point;  // 0.5 s and the ends of the processes
+        EXPECT_LT(Clock::now() - at, std::chrono::seconds{3})
+            << point;  // 0.5 s and the ends of the processes
         At(2).Signal(SIGCONT);
         for (const int r : {0, 1, 3}) {
             nodes_.erase(r);
@@ -409,7 +414,10 @@ TEST_P(ProcessTest, ALeaderStoppedInTheJoinIsMissingOnAllAndToldOnceItRunsAgain)
     for (const char* point : {"before_go", "before_wait"}) {
         NewAddress();
         nodes_.clear();
-        Start(0, 3, {{"join", "0.5"}, {"hold", point}, {"hold_skip", std::string{point} == "before_wait" ? "1" : "0"}});
+        Start(0, 3,
+              {{"join", "0.5"},
+               {"hold", point},
+               {"hold_skip", std::string{point} == "before_wait" ? "1" : "0"}});
         for (int r = 1; r < 3; ++r) {
             Start(r, 3, {{"join", "0.5"}});
         }
@@ -438,6 +446,71 @@ TEST_P(ProcessTest, ASecondProcessWithTheSameRankIsRefused) {
     EXPECT_EQ(twin.End(), 3);
     At(1).Answer("go");
     Start(2, 3);
+    Served();
+}
+
+TEST_P(ProcessTest, ASecondLeaderOnTheAddressIsRefusedAndTheGroupIsServed) {
+    Start(0, 3, {{"tell", "before_wait"}});
+    At(0).Await("reached before_wait");
+    Node second{{{"rank", "0"}, {"size", "3"}, {"where", where_}, {"backend", GetParam()}, {"epoch", "2"}}};
+    EXPECT_EQ(second.Line().substr(0, 27), "fail duplicate_rank origin=");
+    EXPECT_EQ(second.End(), 3);
+    Start(1, 3);
+    Start(2, 3);
+    Served();
+}
+
+TEST_P(ProcessTest, GroupsSideBySideReachExactlyTheirOwnRanks) {
+    // Data parallel times tensor parallel: every group numbers its ranks from 0.
+    for (const auto& [groups, size] : std::vector<std::pair<int, int>>{{2, 4}, {4, 2}}) {
+        std::vector<std::vector<std::unique_ptr<Node>>> all(static_cast<std::size_t>(groups));
+        std::vector<std::string> addresses;
+        for (int g = 0; g < groups; ++g) {
+            NewAddress();
+            addresses.push_back(std::string{GetParam()} == "tcp" ? where_ : where_ + std::to_string(g));
+        }
+        for (int r = size - 1; r >= 0; --r) {
+            for (int g = 0; g < groups; ++g) {
+                all[static_cast<std::size_t>(g)].push_back(
+                    std::make_unique<Node>(Args{{"rank", std::to_string(r)},
+                                                {"size", std::to_string(size)},
+                                                {"where", addresses[static_cast<std::size_t>(g)]},
+                                                {"backend", GetParam()},
+                                                {"steps", "200"},
+                                                {"salt", "group " + std::to_string(g) + " "}}));
+            }
+        }
+        std::set<std::string> seen;
+        for (auto& group : all) {
+            std::string first;
+            for (auto& node : group) {
+                const std::string line = node->Line();
+                EXPECT_EQ(line.substr(0, 5), "hash ") << line;
+                EXPECT_EQ(line.substr(line.find(" steps")), " steps 200") << line;
+                first = first.empty() ? line : first;
+                EXPECT_EQ(line, first);
+                EXPECT_EQ(node->End(), 0);
+            }
+            EXPECT_TRUE(seen.insert(first).second) << "two groups have seen the same requests";
+        }
+    }
+}
+
+TEST_P(ProcessTest, AWrongNumberIsRefusedAtTheStartNotAHang) {
+    Start(0, 2, {{"tell", "before_wait"}});
+    At(0).Await("reached before_wait");
+    // Rank 1 of another group, by its epoch; a rank counted over all groups; a rank of a larger group.
+    const auto refused = [&](Args args, const std::string& line) {
+        args["where"] = where_;
+        args["backend"] = GetParam();
+        Node stranger{args};
+        EXPECT_EQ(stranger.Line().substr(0, line.size()), line);
+        EXPECT_NE(stranger.End(), 0);
+    };
+    refused({{"rank", "1"}, {"size", "2"}, {"epoch", "2"}}, "fail bad_epoch origin=");
+    refused({{"rank", "5"}, {"size", "8"}}, "fail version_mismatch origin=");
+    refused({{"rank", "3"}, {"size", "2"}}, "bad config rank:");
+    Start(1, 2);
     Served();
 }
 
@@ -542,6 +615,36 @@ TEST_P(ProcessTest, AFollowerKilledInTheMiddleOfAReadIsNamed) {
     EXPECT_LT(Clock::now() - at, std::chrono::seconds{1});
 }
 
+TEST_P(ProcessTest, ADeadFollowerNeverBlocksTheLeaderAndTheNextStartIsClean) {
+    // At the start; in the traffic; after it has read a step and before it has said so. Rank 0 goes on
+    // publishing into a ring of 16 slots and is to stop by itself.
+    for (const char* moment : {"before_go_ack", "before_wait", "in_read"}) {
+        NewAddress();
+        nodes_.clear();
+        Args held{{"hold", moment}};
+        if (std::string{moment} == "in_read") {
+            held["hold_step"] = "40";
+        } else if (std::string{moment} == "before_wait") {
+            held["hold_skip"] = "30";
+        }
+        Start(0, 4, {{"steps", "100000000"}, {"ring_slots", "16"}, {"epoch", "1"}});
+        Start(1, 4, {{"ring_slots", "16"}});
+        Start(2, 4, held);
+        Start(3, 4, {{"ring_slots", "16"}});
+        At(2).Await(std::string{"holds "} + moment);
+        const auto at = Clock::now();
+        At(2).Signal(SIGKILL);
+        OneCause("fail peer_died origin=2", {2});
+        EXPECT_LT(Clock::now() - at, std::chrono::seconds{2}) << moment;
+        EXPECT_TRUE(std::filesystem::is_empty(folder_)) << moment;
+        nodes_.clear();
+        for (int r = 0; r < 4; ++r) {
+            Start(r, 4, {{"epoch", "2"}});
+        }
+        Served();
+    }
+}
+
 TEST_P(ProcessTest, KilledIdleRanksAreToldFast) {
     for (const int victim : {0, 2}) {
         NewAddress();
@@ -636,6 +739,33 @@ TEST_P(ProcessTest, AStoppedFollowerBeyondTheBudgetIsNamedOnAll) {
     OneCause("fail publish_stalled origin=2");
 }
 
+TEST_P(ProcessTest, AMachineThatStoodStillBlamesNobody) {
+    const Args budgets{{"publish_stall", "1"}, {"stall_after", "1"}, {"steps", "3000"}};
+    Start(0, 3, budgets);
+    Start(1, 3, budgets);
+    Args held = budgets;
+    held["hold"] = "in_read";
+    held["hold_step"] = "1000";
+    Start(2, 3, held);
+    At(2).Await("holds in_read");
+    for (auto& [rank, node] : nodes_) {
+        node->Signal(SIGSTOP);
+    }
+    At(2).Answer("go");
+    EXPECT_EQ(At(0).Line(2.5), "");
+    for (auto& [rank, node] : nodes_) {
+        node->Signal(SIGCONT);
+    }
+    Served();
+}
+
+TEST_P(ProcessTest, ADigestThatDiffersAtStep17EndsAllAtStep17) {
+    for (int r = 0; r < 3; ++r) {
+        Start(r, 3, {{"steps", "100000"}, {"digest", r == 1 ? "17" : "0"}});
+    }
+    OneCause("fail diverged origin=1 phase=digest step=17");
+}
+
 TEST_P(ProcessTest, ASlowReaderLosesNothing) {
     Start(0, 3, {{"steps", "2500"}, {"frames", "20"}});
     Start(1, 3);
@@ -666,7 +796,10 @@ TEST_P(RingProcessTest, ALostWakeUpCostsAMomentNotAHang) {
     // Nobody is ever woken: every wait ends by its own cap of 200 ms.
     Start(0, 2, {{"steps", "4"}, {"always", "before_wake:drop"}});
     Start(1, 2, {{"slow_us", "1000"}});
+    const auto at = Clock::now();
     Served();
+    // GO and four steps of at most 250 ms each, the end (50 ms a look), and a busy machine.
+    EXPECT_LT(Clock::now() - at, std::chrono::milliseconds{5 * 250 + 750});
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, StreamProcessTest, testing::Values("stream", "tcp"),

@@ -105,9 +105,11 @@ void Leak() {
     Say("leaked");
 }
 
+std::string g_salt;  // makes one group's requests unlike another's
+
 std::string FrameText(std::uint64_t step, std::uint64_t frame, std::size_t bytes) {
     std::string text(bytes, static_cast<char>('a' + (step + frame) % 26));
-    const std::string tag = std::to_string(step) + ":" + std::to_string(frame);
+    const std::string tag = g_salt + std::to_string(step) + ":" + std::to_string(frame);
     text.replace(0, std::min(bytes, tag.size()), tag.substr(0, bytes));
     return text;
 }
@@ -136,12 +138,23 @@ int main(int argc, char** argv) {
     config.publish_stall = Seconds{number("publish_stall", 10)};
     config.stall_after = Seconds{number("stall_after", 0)};
     config.max_lag_steps = static_cast<int>(number("lag", 2));
+    // digest=N: this rank's state is another one from step N on; 0 = never.
+    config.digest = args.count("digest") != 0;
+    const auto odd_from = static_cast<std::uint64_t>(number("digest", 0));
+    const auto digest_of = [&](std::uint64_t step) {
+        return step + (odd_from != 0 && step >= odd_from ? 1U : 0U);
+    };
     config.ring_slots = static_cast<std::size_t>(number("ring_slots", 1024));
+    if (const std::string why = config.Validate(); !why.empty()) {
+        Say("bad config " + why);
+        return 2;
+    }
     g_hold = args["hold"];
     g_hold_step = static_cast<std::uint64_t>(number("hold_step", 0));
     g_hold_skip = static_cast<int>(number("hold_skip", 0));
     g_always = args["always"];
     g_tell = args["tell"];
+    g_salt = args["salt"];
     g_hook = &OnHook;
     const auto steps = static_cast<std::uint64_t>(number("steps", 1));
     const auto frames_per_step = static_cast<std::uint64_t>(number("frames", 1));
@@ -190,6 +203,11 @@ int main(int argc, char** argv) {
             if (!done) {
                 return failed(done.failure());
             }
+            if (config.digest) {
+                if (auto set = leader.SetDigest(digest_of(s)); !set) {
+                    return failed(set.failure());
+                }
+            }
         }
         if (idle) {
             Say("idle");
@@ -234,6 +252,11 @@ int main(int argc, char** argv) {
             return failed(got.failure());
         }
         ++got_steps;
+        if (config.digest) {
+            if (auto set = follower.SetDigest(digest_of(step.number())); !set) {
+                return failed(set.failure());
+            }
+        }
         for (std::size_t i = 0; i < step.size(); ++i) {
             mix(step[i].data(), step[i].size());
         }

@@ -15,11 +15,15 @@
 #include <atomic>
 #include <ctime>
 #include <filesystem>
+#include <random>
 #include <string>
 #include <thread>
 
 #include "base/unique_fd.h"
 #include "relay/budget.h"
+#include "relay/control.h"
+#include "relay/os.h"
+#include "relay/rendezvous.h"
 
 namespace rankgate::relay {
 namespace {
@@ -532,6 +536,176 @@ TEST_P(RelayTest, StrangersAreRefusedByNameAndTheGroupIsNotDisturbed) {
     for (std::thread& thread : strangers) {
         thread.join();
     }
+}
+
+/// Sends a HELLO for rank 1 of 2 by hand; the type of the answer, kHello if the connection was closed
+/// instead.
+MessageType RawHello(const UniqueFd& fd, std::uint64_t epoch, Backend backend, std::uint64_t nonce) {
+    HelloBody hello;
+    hello.abi = AbiHash();
+    hello.epoch = epoch;
+    hello.nonce = nonce;
+    hello.rank = 1;
+    hello.size = 2;
+    hello.pid = static_cast<std::uint32_t>(::getpid());
+    hello.backend = static_cast<std::uint32_t>(backend);
+    EXPECT_TRUE(SendAll(fd.get(), Encode(MessageType::kHello, hello)));
+    MessageParser parser;
+    for (;;) {
+        pollfd p{fd.get(), POLLIN, 0};
+        EXPECT_EQ(::poll(&p, 1, 20000), 1);
+        const ssize_t n = ::recv(fd.get(), parser.Room().data(), parser.Room().size(), 0);
+        if (n <= 0) {
+            return MessageType::kHello;
+        }
+        parser.Added(static_cast<std::size_t>(n));
+        Message message;
+        if (parser.Next(&message) == MessageParser::State::kMessage) {
+            return message.type;
+        }
+    }
+}
+
+TEST_P(RelayTest, ARepeatedHelloIsAnsweredAgainAnotherOneOnlyOnceTheFirstHasGone) {
+    std::thread followers{[&] {
+        const auto dial = [&] {
+            UniqueFd fd;
+            while (!fd.valid()) {
+                fd = Dial(where_);
+                std::this_thread::yield();
+            }
+            return fd;
+        };
+        UniqueFd first = dial();
+        EXPECT_EQ(RawHello(first, 4711, GetParam(), 7), MessageType::kWelcome);
+        UniqueFd again = dial();
+        EXPECT_EQ(RawHello(again, 4711, GetParam(), 7), MessageType::kWelcome)
+            << "the same nonce is the same rank";
+        const UniqueFd twin = dial();
+        EXPECT_EQ(RawHello(twin, 4711, GetParam(), 8), MessageType::kFail)
+            << "another nonce while the first lives";
+        first.reset();
+        again.reset();
+        Follower follower{Make(1, 2)};
+        auto joined = follower.Join();
+        ASSERT_TRUE(joined) << joined.failure().Describe();
+        Step step;
+        EXPECT_TRUE(follower.NextStep(std::nullopt, &step));
+        EXPECT_TRUE(follower.Finish(Seconds{20}));
+    }};
+    Leader leader{Make(0, 2)};
+    auto joined = leader.Join();
+    EXPECT_TRUE(joined) << joined.failure().Describe();
+    if (joined) {
+        Publish(leader, {"first"});
+        EXPECT_TRUE(leader.Finish(Seconds{20}));
+    }
+    followers.join();
+}
+
+/// What a scheduler does with a step: it adds and aborts, and drops what it cannot read.
+class Scheduler {
+  public:
+    void Act(const Step& step) {
+        for (std::size_t i = 0; i < step.size(); ++i) {
+            const std::string text = Text(step[i]);
+            const std::size_t space = text.find(' ');
+            const std::string verb = text.substr(0, space);
+            if (space == std::string::npos || (verb != "add" && verb != "abort")) {
+                ++dropped_;
+                continue;
+            }
+            const std::string id = text.substr(space + 1);
+            if (verb == "abort") {
+                std::erase(running_, id);
+            } else if (std::find(running_.begin(), running_.end(), id) == running_.end()) {
+                running_.push_back(id);
+            } else {
+                ++dropped_;  // a duplicate
+            }
+        }
+        log_ += std::to_string(step.number()) + ":";
+        for (const std::string& id : running_) {
+            log_ += id + ",";
+        }
+        log_ += ";" + std::to_string(dropped_) + "\n";
+        if (running_.size() > 20) {
+            running_.erase(running_.begin(), running_.begin() + 10);  // some finish, the oldest first
+        }
+    }
+    const std::string& log() const { return log_; }
+    int dropped() const { return dropped_; }
+
+  private:
+    std::vector<std::string> running_;
+    std::string log_;
+    int dropped_{0};
+};
+
+TEST_P(RelayTest, EveryRankActsOnTheSameListInTheSameStepWhateverItsOwnClock) {
+    constexpr int kItems = 4000;
+    std::array<std::string, 4> logs{};
+    std::array<int, 4> dropped{};
+    Run(
+        4,
+        [&](Leader& leader) {
+            std::mt19937 random{11};
+            const SteadyTime start = Now();
+            int id = 0;
+            for (int sent = 0; sent < kItems;) {
+                // 2000 items a second, in whatever bunches the clock makes of it; some steps are empty.
+                const auto due =
+                    std::min<std::int64_t>(kItems, (Now() - start) / std::chrono::microseconds{500});
+                std::vector<std::string> items;
+                while (sent + static_cast<int>(items.size()) < due && items.size() < 64) {
+                    const std::string name = std::to_string(random() % 4 == 0 ? id : ++id);
+                    switch (random() % 8) {
+                        case 0:
+                            items.push_back("abort " + std::to_string(id));
+                            break;
+                        case 1:
+                            items.push_back(std::string{"\x00\xff garbage", 10});
+                            break;
+                        case 2:
+                            items.push_back("add " + name);
+                            items.push_back("abort " + name);  // right behind its add
+                            break;
+                        case 3:
+                            items.push_back("add " + name);
+                            items.push_back("add " + name);
+                            break;
+                        default:
+                            items.push_back("add " + name);
+                    }
+                }
+                sent += static_cast<int>(items.size());
+                Publish(leader, items);
+            }
+            EXPECT_TRUE(leader.Finish(Seconds{20}));
+        },
+        [&](Follower& follower, int rank) {
+            std::mt19937 random{static_cast<unsigned>(rank)};
+            Scheduler scheduler;
+            for (;;) {
+                Step step;
+                auto got = follower.NextStep(std::nullopt, &step);
+                if (!got) {
+                    EXPECT_EQ(got.failure().code, Code::kClosed) << got.failure().Describe();
+                    break;
+                }
+                scheduler.Act(step);
+                const timespec pause{0, static_cast<long>(random() % 5'000'000)};
+                ::nanosleep(&pause, nullptr);
+            }
+            EXPECT_TRUE(follower.Finish(Seconds{20}));
+            logs[static_cast<std::size_t>(rank)] = scheduler.log();
+            dropped[static_cast<std::size_t>(rank)] = scheduler.dropped();
+        });
+    EXPECT_GT(logs[1].size(), 1000U);
+    EXPECT_TRUE(logs[1] == logs[2] && logs[1] == logs[3]);
+    EXPECT_GT(dropped[1], kItems / 20);
+    EXPECT_EQ(dropped[1], dropped[2]);
+    EXPECT_EQ(dropped[1], dropped[3]);
 }
 
 TEST_P(RelayTest, OneRankAloneNeedsNobody) {

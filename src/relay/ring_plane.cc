@@ -150,11 +150,11 @@ class RingLeader final : public LeaderPlane {
     }
 
     void WakeReaders() noexcept {
-        // The kernel is called only when somebody sleeps; nobody is overlooked. A reader takes head_word, raises
-        // readers_waiting, looks at its slot and has the kernel compare head_word once more before it sleeps. If
-        // the word it took has this increment, it sees the slot, which was written before. If not, either the
-        // increment comes before the kernel's comparison, which then refuses the sleep, or after it, hence after
-        // the count was raised, and the count is seen here.
+        // The kernel is called only when somebody sleeps; nobody is overlooked. A reader takes head_word,
+        // raises readers_waiting, looks at its slot and has the kernel compare head_word once more before it
+        // sleeps. If the word it took has this increment, it sees the slot, which was written before. If not,
+        // either the increment comes before the kernel's comparison, which then refuses the sleep, or after
+        // it, hence after the count was raised, and the count is seen here.
         BoardHead& head = board_.head();
         head.head_word.fetch_add(1, std::memory_order_seq_cst);
         if (head.readers_waiting.load(std::memory_order_seq_cst) != 0 &&
@@ -421,9 +421,9 @@ class RingFollower final : public FollowerPlane {
     Board& board_;
     Mapping map_;
     std::uint64_t slots_;
-    Nanos spin_;      // a fixed time of looking before every sleep, if the configuration asks for one
+    Nanos spin_;  // a fixed time of looking before every sleep, if the configuration asks for one
     bool foresees_;
-    bool crowded_;    // ranks share CPUs: whoever looks lets others run between two looks
+    bool crowded_;  // ranks share CPUs: whoever looks lets others run between two looks
     PreWake pre_wake_;
     Assembler assembler_;
 };
