@@ -27,6 +27,7 @@ endif()
 if(RANKGATE_FUZZ)
     # The libraries under test report their coverage too; without it the fuzzer is blind behind the target's own file.
     add_compile_options(-fsanitize=fuzzer-no-link)
+    add_custom_target(rg_fuzzers)
 endif()
 
 function(rg_library name)
@@ -68,7 +69,7 @@ function(rg_fuzz name)
     target_compile_options(${name} PRIVATE ${RG_WARNINGS} -fsanitize=fuzzer)
     target_link_libraries(${name} PRIVATE ${A_DEPS})
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-    set_property(GLOBAL APPEND PROPERTY RG_FUZZ_TARGETS ${name})
+    add_dependencies(rg_fuzzers ${name})
 endfunction()
 
 function(rg_bench name)

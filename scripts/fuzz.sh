@@ -2,7 +2,7 @@
 # Every fuzz target for FUZZ_SECONDS each (default 60), corpora kept in build/fuzz-corpus. A finding ends the run and is named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/build.sh fuzz all
+scripts/build.sh fuzz rg_fuzzers
 count=0
 while IFS= read -r target; do
     name=$(basename "$target")
