@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "api/request.h"
@@ -219,8 +220,9 @@ Result<wire::SamplingParams> BuildSampling(const ParsedRequest& request, const M
     const std::int32_t top_k_limit = model.features.top_k_limit;
     out.top_k = OrDefault(in.top_k, of_model.top_k, std::int32_t{0},
                           [&](std::int32_t v) { return v >= 0 && (top_k_limit == 0 || v < top_k_limit); });
-    out.repetition_penalty = OrDefault(in.repetition_penalty, of_model.repetition_penalty, 1.0,
-                                       [](double v) { return v > 0 && v <= 2; });
+    out.repetition_penalty =
+        OrDefault(in.repetition_penalty, of_model.repetition_penalty, 1.0,
+                  [&](double v) { return v > 0 && v <= model.features.max_repetition_penalty; });
     out.presence_penalty = in.presence_penalty.value_or(0.0);
     out.frequency_penalty = in.frequency_penalty.value_or(0.0);
     if (out.temperature < kGreedyBelow) {
@@ -404,6 +406,12 @@ Status CheckAgainstModel(const ParsedRequest& request, const ModelInfo& model) {
     if (features.top_k_limit > 0 && sampling.top_k.value_or(0) >= features.top_k_limit) {
         return Error::Invalid("top_k", "'top_k' must be below " + std::to_string(features.top_k_limit) +
                                            " for this engine, got " + std::to_string(*sampling.top_k) + ".");
+    }
+    if (sampling.repetition_penalty.value_or(1) > features.max_repetition_penalty) {
+        char limit[32];
+        std::snprintf(limit, sizeof limit, "%g", features.max_repetition_penalty);
+        return Error::Invalid("repetition_penalty", std::string{"'repetition_penalty' must be in (0, "} +
+                                                        limit + "] for this engine.");
     }
     if (!features.negative_seed && sampling.seed.value_or(0) < 0) {
         return Error::Invalid("seed", "'seed' must not be negative for this engine.");

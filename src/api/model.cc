@@ -18,6 +18,7 @@ Features Features::TokenSpeed() {
     features.max_logprobs = 0;
     features.prompt_logprobs = false;
     features.top_k_limit = 128;
+    features.max_repetition_penalty = 2;
     features.negative_seed = false;
     // No such fields in its request.
     features.allowed_token_ids = false;

@@ -30,6 +30,8 @@ struct Features {
     bool prompt_logprobs{true};
     /// top_k must be below this unless it is off; 0 = no limit.
     std::int32_t top_k_limit{0};
+    /// Largest repetition_penalty that the engine takes.
+    double max_repetition_penalty{100};
     bool negative_seed{true};
     bool logit_bias{true};
     bool allowed_token_ids{true};

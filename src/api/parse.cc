@@ -31,6 +31,8 @@ using Element = dom::element;
 // request.
 constexpr std::size_t kKeepBuffersBelow = std::size_t{4} << 20;
 constexpr std::size_t kMaxShownValue = 64;
+// Engines set their own limit below this (Features); above it nothing is left of any token.
+constexpr double kMaxRepetitionPenalty = 100;
 constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kInt64Min = std::numeric_limits<std::int64_t>::min();
@@ -226,14 +228,19 @@ bool ReadTokenIds(State& state, std::string_view name, const Element& value, std
                                         std::to_string(max_count) + " token ids.");
         }
         std::int64_t id = 0;
-        if (!item.is_int64()) {
+        double whole = 0;
+        if (item.is_double() && item.get(whole) == simdjson::SUCCESS && whole == std::floor(whole) &&
+            std::fabs(whole) <= static_cast<double>(kInt32Max)) {
+            id = static_cast<std::int64_t>(whole);
+        } else if (!item.is_int64()) {
             if (item.is_uint64()) {
                 return state.Fail(
                     name, "'" + std::string{name} + "' holds " + Shown(item) + ", which is no token id.");
             }
             return state.WrongType(name, "an array of integers", item);
+        } else {
+            id = item.get_int64().value_unsafe();
         }
-        id = item.get_int64().value_unsafe();
         if (id < 0 || id > kInt32Max) {
             return state.Fail(
                 name, "'" + std::string{name} + "' holds " + std::to_string(id) + ", which is no token id.");
@@ -1031,6 +1038,9 @@ bool ReadModel(State& state, const Element& value) {
     if (value.get(text) != simdjson::SUCCESS) {
         return state.WrongType("model", "a string", value);
     }
+    if (text.empty()) {
+        return true;  // as if it were absent
+    }
     if (text.size() > kMaxNameBytes) {
         state.error = ModelNotFound(text);
         return false;
@@ -1162,7 +1172,7 @@ constexpr auto kFields = std::to_array<Field>({
     {"ignore_eos", kBoth, [](S& s, N n, E v) { return ReadBool(s, n, v, s.request.sampling.ignore_eos); }},
     {"include_stop_str_in_output", kBoth,
      [](S& s, N n, E v) { return ReadBool(s, n, v, s.request.sampling.include_stop_str_in_output); }},
-    {"kv_transfer_params", kBoth, Refuse},
+    {"kv_transfer_params", kBoth, RefuseUnlessEmpty},
     {"length_penalty", kBoth, [](S& s, N n, E v) {
          double number = 0;
          return (v.is_number() && v.get(number) == simdjson::SUCCESS && number == 1.0) ||
@@ -1173,6 +1183,10 @@ constexpr auto kFields = std::to_array<Field>({
     {"logprobs", kBoth, [](S& s, N n, E v) {
          if (s.request.endpoint == Endpoint::kChat) {
              return ReadBool(s, n, v, s.request.logprobs);
+         }
+         bool on = true;
+         if (v.get(on) == simdjson::SUCCESS && !on) {
+             return true;  // a flag of the chat route that is off asks for nothing here either
          }
          std::int64_t count = 0;
          if (!ReadInt(s, n, v, -1, kInt32Max, count)) {
@@ -1222,7 +1236,7 @@ constexpr auto kFields = std::to_array<Field>({
      }},
     {"repetition_detection", kBoth, Refuse},
     {"repetition_penalty", kBoth,
-     [](S& s, N n, E v) { return ReadDouble(s, n, v, 0, Low::kExcluded, 2, s.request.sampling.repetition_penalty); }},
+     [](S& s, N n, E v) { return ReadDouble(s, n, v, 0, Low::kExcluded, kMaxRepetitionPenalty, s.request.sampling.repetition_penalty); }},
     {"request_id", kBoth, [](S& s, N n, E v) {
          std::string_view text;
          const bool ok = ReadString(s, n, v, kMaxNameBytes, text);

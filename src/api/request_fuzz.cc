@@ -58,7 +58,7 @@ void CheckRequest(const wire::GenerateRequest& request) {
     RG_CHECK(sampling.min_p >= 0 && sampling.min_p <= 1);
     RG_CHECK(sampling.top_k >= 0);
     RG_CHECK(std::fabs(sampling.presence_penalty) <= 2 && std::fabs(sampling.frequency_penalty) <= 2);
-    RG_CHECK(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 2);
+    RG_CHECK(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 100);
     RG_CHECK(sampling.max_tokens >= 1 && sampling.min_tokens >= 0 &&
              sampling.min_tokens <= sampling.max_tokens);
     RG_CHECK(sampling.max_tokens + static_cast<std::int64_t>(request.prompt_token_ids.size()) <= 512);

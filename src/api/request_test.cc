@@ -150,6 +150,22 @@ TEST(Bodies, ExplicitNullMeansNotGiven) {
         BuildCompletion(R"("echo":null,"suffix":null,"best_of":null,"logprobs":null,"stop":null)").ok);
 }
 
+TEST(Bodies, WhatOthersTakeWithoutHarmIsTaken) {
+    EXPECT_TRUE(
+        Build(Endpoint::kChat, R"({"model":"","messages":[{"role":"user","content":"x"}]})", Model()).ok);
+    EXPECT_EQ(
+        Build(Endpoint::kCompletion, R"({"prompt":[5.0,6e0,7]})", Model()).requests.at(0)->prompt_token_ids,
+        (std::vector<TokenId>{5, 6, 7}));
+    const Outcome off = BuildCompletion(R"("logprobs":false)");
+    ASSERT_TRUE(off.ok);
+    EXPECT_FALSE(off.requests.at(0)->sampling.logprobs.has_value());
+    ExpectRefused(BuildCompletion(R"("logprobs":true)"), "logprobs", "a number is due");
+    EXPECT_EQ(BuildChat(R"("repetition_penalty":2.5)").requests.at(0)->sampling.repetition_penalty, 2.5);
+    EXPECT_TRUE(BuildChat(R"("kv_transfer_params":{})").ok);
+    ExpectRefused(BuildChat(R"("kv_transfer_params":{"do_remote_decode":true})"), "kv_transfer_params",
+                  "not empty");
+}
+
 TEST(Bodies, WholeNumbersMayBeWrittenAsFloats) {
     const Outcome outcome = BuildChat(
         R"("n":2.0,"max_tokens":5.0,"seed":7.0,"top_k":3.0,"temperature":1,"top_p":1,"logprobs":true,"top_logprobs":2.0)");
@@ -176,7 +192,7 @@ const std::vector<BadField>& BadFields() {
         {"top_k", {"-2", "1.5", "\"5\"", "4294967296", "18446744073709551615", "true"}},
         {"presence_penalty", {"-2.1", "2.1", "\"1\""}},
         {"frequency_penalty", {"-2.1", "2.1", "{}"}},
-        {"repetition_penalty", {"0", "-1", "0.0", "2.1", "\"1\""}},
+        {"repetition_penalty", {"0", "-1", "0.0", "100.1", "1e300", "\"1\""}},
         {"max_tokens",
          {"-1", "1.5", "\"5\"", "1000000000000000000", "9223372036854775808", "1e300", "1e999", "true",
           "[5]"}},
@@ -193,7 +209,7 @@ const std::vector<BadField>& BadFields() {
          {"{\"999999999\":5}", "{\"x\":1}", "{\"-1\":1}", "{\"259\":1}", "{\"1\":\"5\"}", "{\"1\":null}",
           "[]", "{\"1.0\":1}", "{\"\":1}", "{\" 1\":1}", "{\"99999999999999999999\":1}", "{\"1\":true}",
           "{\"1\":1e999}"}},
-        {"allowed_token_ids", {"[]", "[259]", "[-1]", "[\"a\"]", "5", "[1.0]"}},
+        {"allowed_token_ids", {"[]", "[259]", "[-1]", "[\"a\"]", "5", "[1.5]"}},
         {"bad_words", {"[\"\"]", "[\" \"]", "[\"a\",\"\\n\"]", "\"a\"", "[1]", "[[]]", "{}"}},
         {"thinking_token_budget", {"-2", "\"1\"", "1.5"}},
         {"ignore_eos", {"1", "\"true\"", "0"}},
@@ -218,7 +234,7 @@ const std::vector<BadField>& BadFields() {
           "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\"}}",
           "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":5}}",
           "{\"type\":\"json_object\",\"schema\":123}"}},
-        {"kv_transfer_params", {"{}", "{\"a\":1}", "5"}},
+        {"kv_transfer_params", {"{\"a\":1}", "[1]", "5"}},
         {"vllm_xargs", {"{\"a\":1}"}},
         {"repetition_detection", {"{\"max_pattern_size\":1}"}},
         {"use_beam_search", {"true"}},
@@ -760,6 +776,7 @@ TEST(Features, TokenSpeedRefusesByNameWhatItCannotHonour) {
         {R"("prompt_logprobs":0)", "prompt_logprobs"},
         {R"("top_k":128)", "top_k"},
         {R"("seed":-1)", "seed"},
+        {R"("repetition_penalty":2.1)", "repetition_penalty"},
         {R"("allowed_token_ids":[1])", "allowed_token_ids"},
         {R"("bad_words":["a"])", "bad_words"},
         {R"("priority":1)", "priority"},
