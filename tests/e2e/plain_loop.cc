@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference of tests/e2e/test_greedy.py: llama.cpp alone, one sequence, the whole prompt at once, arg max. It uses nothing of
-// rankgate. Usage: plain_loop MODEL COUNT [CHUNK] < ids, one prompt a line: token ids, or "text:" and the text with \n as \\n.
-// Prints for each prompt one line: prompt ids | COUNT generated ids | their bytes in hexadecimal. CHUNK feeds a prompt in pieces.
+// The reference of tests/e2e/test_greedy.py: llama.cpp alone, one sequence, the whole prompt at once, arg
+// max. It uses nothing of rankgate. Usage: plain_loop MODEL COUNT [CHUNK] < ids, one prompt a line: token
+// ids, or "text:" and the text with \n as \\n. Prints for each prompt one line: prompt ids | COUNT generated
+// ids | their bytes in hexadecimal. CHUNK feeds a prompt in pieces.
 #include <llama.h>
 
 #include <algorithm>
@@ -78,7 +79,8 @@ int main(int argc, char** argv) {
         for (int i = 0; i < count; ++i) {
             for (std::size_t at = 0; at < next.size(); at += chunk) {
                 const std::size_t piece = std::min(chunk, next.size() - at);
-                if (llama_decode(context, llama_batch_get_one(next.data() + at, static_cast<std::int32_t>(piece))) != 0) {
+                if (llama_decode(context, llama_batch_get_one(next.data() + at,
+                                                              static_cast<std::int32_t>(piece))) != 0) {
                     std::fprintf(stderr, "plain_loop: decode failed\n");
                     return 1;
                 }
