@@ -918,6 +918,42 @@ TEST_F(GroupActorTest, ARankWhoseIdentityAStrayTookAfterItsHelloStillGetsItsInit
     }
 }
 
+TEST_F(GroupActorTest, ARankWhoseIdentityAStrayTookBeforeItsHelloWasReadStillServes) {
+    for (const bool stray_leaves : {false, true}) {
+        GroupActorOptions options = Options(2);
+        options.own_thread = false;  // so that nothing is read while the stray comes
+        Start(options);
+        AddRank(RankOptions(0));
+        std::this_thread::sleep_for(milliseconds(200));  // its HELLO is in the gateway's socket, unread
+        transport::ZmqContext context;
+        transport::ZmqSocket stray(context, ZMQ_DEALER);
+        stray.Set(ZMQ_LINGER, 0);
+        const std::string identity = wire::RankIdentity(0);
+        ASSERT_EQ(::zmq_setsockopt(stray.get(), ZMQ_ROUTING_ID, identity.data(), identity.size()), 0);
+        ASSERT_EQ(stray.Connect(actor_->handshake_address()), 0);
+        std::this_thread::sleep_for(milliseconds(200));
+        const auto turn_until = [&](Duration limit, const auto& done) {
+            const auto until = SteadyNow::now() + limit;
+            while (!done() && SteadyNow::now() < until) {
+                actor_->RunOnce(milliseconds(10));
+            }
+            return done();
+        };
+        (void)turn_until(milliseconds(100), [] { return false; });
+        ASSERT_EQ(actor_->Snapshot()->ranks[0].state, RankState::kAbsent)
+            << "the HELLO went down with its pipe";
+        if (stray_leaves) {
+            stray.Close();
+        }
+        ASSERT_TRUE(turn_until(seconds(15), [&] { return actor_->Snapshot()->live == 1; }));
+        // And a rank that comes late is not kept out by what was offered in vain.
+        AddRank(RankOptions(1));
+        ASSERT_TRUE(turn_until(seconds(15), [&] { return actor_->Snapshot()->live == 2; }));
+        ranks_.clear();
+        actor_.reset();
+    }
+}
+
 TEST_F(GroupActorTest, OneUndecodableOutputIsCountedAndAStreakEndsTheRank) {
     Start(Options(2));
     FakeRankOptions slow = RankOptions(0);

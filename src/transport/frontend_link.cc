@@ -35,6 +35,17 @@ constexpr std::size_t kMaxDeferredEvents = 4096;
 constexpr Duration kMaxDefer = std::chrono::milliseconds(250);
 constexpr Duration kFindEvery = std::chrono::milliseconds(20);
 constexpr Duration kFindFor = std::chrono::milliseconds(500);
+/// An engine says HELLO as soon as it is connected; a handshake connection silent for this long is a stray,
+/// or an engine whose HELLO was lost because a stray took its identity before it was read.
+constexpr Duration kSilentGreeter = std::chrono::seconds(2);
+/// After so many rounds without news it is looked at less often: an engine that greeted an earlier gateway is
+/// silent, too, and loads for minutes.
+constexpr std::int32_t kSilentRounds = 20;
+constexpr Duration kSilentGreeterLater = std::chrono::seconds(30);
+/// Between two of them: the first has INIT by then, offered or repeated.
+constexpr Duration kSilentTurn = std::chrono::milliseconds(1600);
+/// Time for a connection that was told to dial again (libzmq: 0.1 s).
+constexpr Duration kOfferAfter = std::chrono::milliseconds(400);
 constexpr int kMonitored = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
                            ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL;
 
@@ -177,6 +188,18 @@ class ZmqFrontendLink final : public FrontendLink {
         if (!candidates_.empty() && now_ >= next_probe_) {
             Probe(handler);
         }
+        if (next_silent_ && now_ >= *next_silent_) {
+            WakeSilentGreeter();
+        }
+        if (offer_at_ && now_ >= *offer_at_) {
+            offer_at_.reset();
+            for (std::int32_t rank = 0; rank < options_.size; ++rank) {
+                if (candidates_.count(rank) == 0) {
+                    handshake_->OfferInit(rank);
+                }
+            }
+            DispatchHandshake(handler);
+        }
         if (find_until_ != TimePoint{} && now_ >= next_find_) {
             FindUnreachable(handler);
         }
@@ -193,6 +216,11 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         if (find_until_ != TimePoint{} && (!next || next_find_ < *next)) {
             next = next_find_;
+        }
+        for (const std::optional<TimePoint>& at : {next_silent_, offer_at_}) {
+            if (at && (!next || *at < *next)) {
+                next = at;
+            }
         }
         return next;
     }
@@ -311,6 +339,7 @@ class ZmqFrontendLink final : public FrontendLink {
         int fd;
         std::int32_t pid;
         std::int32_t rank;
+        TimePoint since;
     };
     struct Deferred {
         ZmqMonitor::Event event;
@@ -543,7 +572,7 @@ class ZmqFrontendLink final : public FrontendLink {
         if (Connection* known = Find(plane, fd); known != nullptr) {
             return *known;
         }
-        connections_[plane].push_back({fd, PeerPid(fd), -1});
+        connections_[plane].push_back({fd, PeerPid(fd), -1, now_});
         return connections_[plane].back();
     }
 
@@ -658,6 +687,9 @@ class ZmqFrontendLink final : public FrontendLink {
             switch (item.event.kind) {
                 case ZMQ_EVENT_ACCEPTED:
                     Note(plane, item.event.value);
+                    if (plane == kHandshake && !next_silent_) {
+                        next_silent_ = now_ + SilentLimit();
+                    }
                     AttributeByPid();
                     break;
                 case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
@@ -709,6 +741,43 @@ class ZmqFrontendLink final : public FrontendLink {
             connection->rank = kReplaced;
         }
         ::shutdown(fd, SHUT_RDWR);
+    }
+
+    /// A handshake connection that has not said a word: it dials again, and INIT is offered to whoever then
+    /// has the identity of a rank that is missing. An engine waits for nothing else, whatever became of its
+    /// HELLO. One at a time, the oldest first: whoever dials last has the identity, and needs it until INIT
+    /// came.
+    void WakeSilentGreeter() {
+        next_silent_.reset();
+        const Connection* oldest = nullptr;
+        const Connection* second = nullptr;
+        for (const Connection& connection : connections_[kHandshake]) {
+            if (connection.rank != kUnknown) {
+                continue;
+            }
+            if (oldest == nullptr || connection.since < oldest->since) {
+                second = std::exchange(oldest, &connection);
+            } else if (second == nullptr || connection.since < second->since) {
+                second = &connection;
+            }
+        }
+        if (oldest == nullptr) {
+            return;
+        }
+        if (now_ - oldest->since < SilentLimit()) {
+            next_silent_ = oldest->since + SilentLimit();
+            return;
+        }
+        ++silent_rounds_;
+        LogInfo("silent_greeter", {{"group", options_.group}, {"round", silent_rounds_}});
+        if (second != nullptr) {
+            next_silent_ = std::max(now_ + kSilentTurn, second->since + SilentLimit());
+        }
+        offer_at_ = now_ + kOfferAfter;
+        DialAgain(oldest->fd);
+    }
+    Duration SilentLimit() const {
+        return silent_rounds_ < kSilentRounds ? kSilentGreeter : kSilentGreeterLater;
     }
 
     /// What a handshake message says about whose connection it came in on.
@@ -868,6 +937,9 @@ class ZmqFrontendLink final : public FrontendLink {
             }
             const std::int32_t rank = handshake_->RankOf(frames[0]);
             bool serves = false;
+            if (rank < 0 && reader_.source_fd() >= 0) {
+                Note(kHandshake, reader_.source_fd()).rank = kReplaced;  // it spoke, and is no rank of ours
+            }
             if (rank >= 0) {
                 if (reader_.source_fd() >= 0) {
                     AttributeGreeting(rank, reader_.source_fd(), frames.back());
@@ -960,6 +1032,7 @@ class ZmqFrontendLink final : public FrontendLink {
         switch (event.kind) {
             case Kind::kGreeted:
                 candidates_.erase(event.rank);
+                silent_rounds_ = 0;
                 Detach(event.rank);
                 LogInfo("rank_greeted", {{"group", options_.group}, {"rank", event.rank}});
                 handler.OnProgress(event.rank, FrontendHandshake::Step::kGreeted, {});
@@ -967,9 +1040,19 @@ class ZmqFrontendLink final : public FrontendLink {
             case Kind::kSendInit: {
                 sent_[kHandshake] = true;
                 ZmqSocket& socket = sockets_[kHandshake];
+                if (event.offer && handshake_->step(event.rank) != FrontendHandshake::Step::kAbsent) {
+                    break;
+                }
                 int error = socket.valid() ? socket.Send(event.identity, true) : EHOSTUNREACH;
                 if (error == 0) {
                     error = socket.Send(wildcard_ ? InitFor(event.rank) : event.bytes, false);
+                }
+                if (event.offer) {
+                    if (error == 0) {
+                        handshake_->OnOfferTaken(event.rank);
+                        handler.OnProgress(event.rank, FrontendHandshake::Step::kInitialised, {});
+                    }
+                    break;
                 }
                 if (error == 0) {
                     const bool news = handshake_->step(event.rank) < FrontendHandshake::Step::kInitialised;
@@ -1118,6 +1201,9 @@ class ZmqFrontendLink final : public FrontendLink {
     TimePoint probe_fast_until_{};
     TimePoint find_until_{};  // an input of unknown owner closed: whose it was is being found out; zero = no
     TimePoint next_find_{};
+    std::optional<TimePoint> next_silent_;  // when a silent handshake connection has been silent for too long
+    std::optional<TimePoint> offer_at_;
+    std::int32_t silent_rounds_{0};
     LogLimiter stray_log_{5};
 };
 

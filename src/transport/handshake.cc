@@ -208,15 +208,35 @@ void FrontendHandshake::EmitInit(std::int32_t rank, bool again) {
     events_.back().again = again;
 }
 
+void FrontendHandshake::OfferInit(std::int32_t rank) {
+    if (step(rank) == Step::kAbsent) {
+        EmitInit(rank, true);
+        events_.back().offer = true;
+    }
+}
+
+void FrontendHandshake::OnOfferTaken(std::int32_t rank) {
+    Rank& state = ranks_[static_cast<std::size_t>(rank)];
+    if (std::holds_alternative<Absent>(state.state)) {
+        LogInfo("init_offered", {{"rank", rank}});
+        state.facts = {};
+        state.hash.clear();
+        state.state = FreshlyInitialised(clock_.Now());
+    }
+}
+
+handshake_state::Initialised FrontendHandshake::FreshlyInitialised(TimePoint now) {
+    Initialised next;
+    next.since = now;
+    next.next_progress_log = now + kProgressLogEvery;
+    next.next_init = now + kInitEvery;
+    return next;
+}
+
 void FrontendHandshake::OnInitSent(std::int32_t rank) {
     Rank& state = ranks_[static_cast<std::size_t>(rank)];
     if (std::holds_alternative<Greeted>(state.state)) {
-        const TimePoint now = clock_.Now();
-        Initialised next;
-        next.since = now;
-        next.next_progress_log = now + kProgressLogEvery;
-        next.next_init = now + kInitEvery;
-        state.state = next;
+        state.state = FreshlyInitialised(clock_.Now());
     } else if (auto* initialised = std::get_if<Initialised>(&state.state)) {
         initialised->unreachable = 0;
     }

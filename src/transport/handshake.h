@@ -69,6 +69,7 @@ struct HandshakeEvent {
     std::string bytes;
     std::string reason;
     bool again{false};  // kSendInit: not the first one; delivered or not, nobody needs to hear of it
+    bool offer{false};  // kSendInit: nobody asked; report a delivered one with OnOfferTaken, else nothing
 };
 
 /// One struct per state of a rank, in the order of FrontendHandshake::Step.
@@ -134,6 +135,10 @@ class FrontendHandshake {
     std::optional<TimePoint> next_deadline() const;
     /// The kSendInit of `rank` went out.
     void OnInitSent(std::int32_t rank);
+    /// Somebody was connected who has not been heard, so `rank` may have said HELLO in vain: INIT is offered
+    /// to whoever has its identity. Does nothing for a rank that is further than Absent.
+    void OfferInit(std::int32_t rank);
+    void OnOfferTaken(std::int32_t rank);
 
     /// Events since the last call, in order.
     std::vector<HandshakeEvent> TakeEvents();
@@ -161,6 +166,7 @@ class FrontendHandshake {
         std::string hash;           // of the last READY
     };
 
+    static Initialised FreshlyInitialised(TimePoint now);
     void Greet(std::int32_t rank);
     void EmitInit(std::int32_t rank, bool again);
     void OnHello(std::int32_t rank, bool old_engine_serves);
