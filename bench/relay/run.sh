@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The relay's figures beside what engines use today, C++ and Python, into build/bench/relay_cpp.json and relay_python.json.
 #   FULL=1   the whole matrix of sizes and gaps (about half an hour) instead of the usual part (about five minutes)
+#   REQUIRE=5  fail unless gloo count + PUB/SUB is that many times slower than the relay in Python, p50 and p99 (needs torch)
 #   RR=1     ranks under SCHED_RR (root): keeps other work on the machine out of the measured part
 #   TORCH=1  installs torch into build/bench/venv (3 GB to fetch, 5 GB on disk) for the Python rows of gloo count + PUB/SUB and of
 #            SGLang's broadcast. Without it those rows are missing in Python; the C++ table has gloo count + PUB/SUB all the same, from
@@ -39,5 +40,5 @@ else
     "$build/src/relay/relay_bench" "${flags[@]}" --out build/bench/relay_cpp.json || status=1
 fi
 echo
-"$python" bench/relay/step_latency.py "${flags[@]}" --ranks 4 --out build/bench/relay_python.json || status=1
+"$python" bench/relay/step_latency.py "${flags[@]}" --ranks 4 --require "${REQUIRE:-0}" --out build/bench/relay_python.json || status=1
 exit $status
