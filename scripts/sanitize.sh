@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # sanitize.sh asan|tsan [short]: the unit tests, then gateway and engine as real processes, under AddressSanitizer and UBSan, or under
-# ThreadSanitizer. Any report of any process fails the run, also of one whose test did not look. `short` is what CI runs: under TSan the
-# unit tests with threads, and of the process suites the streams and the faults. FILTER=regex: the unit tests whose name matches, nothing else.
-# Without the embedded engine and the Rust library: neither is instrumented, so they would hide accesses and cost an hour.
+# ThreadSanitizer. Any report of any process fails the run, also of one whose test did not look. Without the embedded engine and the Rust
+# library: neither is instrumented, so they would hide accesses and cost an hour. FILTER=regex: the unit tests whose name matches, nothing else.
+# `short` is what CI runs. asan short: the process suites, on the program of the fuzz build, so that one build serves both; the parsers
+# are what the fuzz targets cover. tsan short: the unit tests with threads, and the process suites' streams and faults.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitizer=${1:?usage: sanitize.sh asan|tsan [short]}
@@ -10,15 +11,19 @@ short=${2:-}
 [[ "$sanitizer" =~ ^(asan|tsan)$ && "$short" =~ ^(short)?$ ]] || { echo "usage: sanitize.sh asan|tsan [short]" >&2; exit 2; }
 out=build/$sanitizer
 
-# The threaded ones; everything else is one thread, and ASan has seen it.
-threaded='^(base_test\.Mailbox|engine_test\.LoadPage|gateway_test|group_actor_test|http_test|rank_test|relay_test|relay_process_test|transport_test)'
-if [ "$sanitizer" = tsan ] && [ -n "$short" ]; then
-    scripts/build.sh tsan base_test engine_test gateway_test group_actor_test http_test rank_test relay_test relay_process_test transport_test rankgate
-    FILTER=${FILTER:-$threaded}
-    unit_only=
-else
+unit_only=
+run_unit=1
+if [ -z "$short" ]; then
     scripts/build.sh "$sanitizer" all
     unit_only=${FILTER:+1}
+elif [ "$sanitizer" = asan ]; then
+    scripts/build.sh fuzz rankgate
+    out=build/fuzz
+    run_unit=
+else
+    threaded=(base_test engine_test gateway_test group_actor_test http_test rank_test relay_test transport_test)
+    scripts/build.sh tsan "${threaded[@]}" rankgate
+    FILTER="^($(IFS='|'; echo "${threaded[*]}"))\."
 fi
 
 # Reports go to files: a child's would be lost with its output, and a test may kill what it started. UBSan of g++ beside ASan does not
@@ -63,7 +68,7 @@ unit() {
     ctest --test-dir "$out" --output-on-failure --no-tests=error -j "$(nproc)" ${FILTER:+-R "$FILTER"} && return 0
     ctest --test-dir "$out" --rerun-failed --output-on-failure
 }
-run unit unit
+[ -z "$run_unit" ] || run unit unit
 
 if [ -z "$unit_only" ]; then
     export RANKGATE=$PWD/$out/rankgate
@@ -73,7 +78,7 @@ if [ -z "$unit_only" ]; then
     else
         export E2E_STREAMS=${E2E_STREAMS:-200} RANKGATE_TEST_SLOWDOWN=${RANKGATE_TEST_SLOWDOWN:-8}
     fi
-    if [ -n "$short" ]; then
+    if [ -n "$short" ] && [ "$sanitizer" = tsan ]; then
         run e2e tests/e2e/run.sh --basetemp "$out/e2e" -k "streams or faults"
     else
         run e2e tests/e2e/run.sh --basetemp "$out/e2e"

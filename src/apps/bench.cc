@@ -202,8 +202,10 @@ int BenchMain(int argc, char** argv) {
     std::mutex mutex;
     Tally all;
     const SteadyTime start = std::chrono::steady_clock::now();
+    const int workers = std::min(options.concurrency, options.requests);
     std::vector<std::thread> threads;
-    for (int i = 0; i < std::min(options.concurrency, options.requests); ++i) {
+    threads.reserve(static_cast<std::size_t>(std::max(workers, 0)));
+    for (int i = 0; i < workers; ++i) {
         threads.emplace_back([&] {
             HttpClient client(*url, options.api_key, timeout);
             Tally mine;

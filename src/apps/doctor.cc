@@ -48,7 +48,7 @@ std::string FindOnPath(const std::string& program) {
     std::string_view rest{path == nullptr ? "" : path};
     while (!rest.empty()) {
         const std::size_t colon = rest.find(':');
-        const std::string candidate = std::string(rest.substr(0, colon)) + "/" + program;
+        std::string candidate = std::string(rest.substr(0, colon)) + "/" + program;
         if (::access(candidate.c_str(), X_OK) == 0) {
             return candidate;
         }
