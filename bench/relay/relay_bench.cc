@@ -79,6 +79,7 @@ Shared* MapShared() {
 bool g_rr = false;
 bool g_full = false;
 bool g_quick = false;
+int g_patience_ms = 2000;  // a frame that has not come by then is lost
 
 void Prioritise() {
     if (g_rr) {
@@ -122,7 +123,7 @@ class Link {
   public:
     virtual ~Link() = default;
     virtual void Send(const std::string& frame) = 0;
-    /// Receives one step's frame to `to`; false when it did not come within 2 s (lost).
+    /// Receives one step's frame to `to`; false when it did not come within g_patience_ms (lost).
     virtual bool Receive(std::byte* to, std::size_t room) = 0;
 };
 
@@ -159,7 +160,7 @@ class RelayLink final : public Link {
     }
     bool Receive(std::byte* to, std::size_t room) override {
         Step step;
-        auto got = follower_->NextStep(Seconds{2}, &step);
+        auto got = follower_->NextStep(Seconds{g_patience_ms / 1000.0}, &step);
         Must(got);
         if (*got != Wait::kReady) {
             return false;
@@ -259,7 +260,7 @@ class ZmqLink : public Link {
         }
     }
     bool Receive(std::byte* to, std::size_t room) override {
-        const int timeout = 2000;
+        const int timeout = g_patience_ms;
         if (!set_) {
             zmq_setsockopt(sockets_[0], ZMQ_RCVTIMEO, &timeout, sizeof timeout);
             set_ = true;
@@ -415,8 +416,9 @@ std::int64_t AwaitAll(const Shared& shared, int followers, std::uint64_t count) 
 
 Latency MeasureLatency(const Design& design, int followers, std::size_t bytes, std::int64_t gap_ns,
                        std::size_t samples) {
-    constexpr std::size_t kWarm = 50;
-    const std::size_t total = samples + kWarm;
+    const std::size_t warm = gap_ns > 1'000'000'000 ? 1 : 50;
+    const std::size_t total = samples + warm;
+    g_patience_ms = 2000 + static_cast<int>(gap_ns / 1'000'000);
     static Shared* shared = MapShared();
     for (auto& row : shared->arrived) {
         for (std::size_t i = 0; i < total; ++i) {
@@ -478,7 +480,7 @@ Latency MeasureLatency(const Design& design, int followers, std::size_t bytes, s
     });
     std::vector<double> last;
     std::vector<double> publish;
-    for (std::size_t i = kWarm; i < total; ++i) {
+    for (std::size_t i = warm; i < total; ++i) {
         std::int64_t latest = 0;
         bool everywhere = true;
         for (int r = 1; r <= followers; ++r) {
@@ -510,6 +512,7 @@ struct Rate {
 
 /// `count` frames of 64 bytes as fast as they go, one frame a step.
 Rate MeasureRate(const Design& design, int followers, std::uint64_t count) {
+    g_patience_ms = 2000;
     static Shared* shared = MapShared();
     shared->ready = 0;
     for (auto& c : shared->counted) {
@@ -726,7 +729,7 @@ struct Floors {
 Floors MeasureFloors() {
     static Shared* shared = MapShared();
     Floors floors;
-    constexpr std::uint32_t kSpins = 200000;
+    constexpr std::uint32_t kSpins = 50000;
     constexpr std::uint32_t kSleeps = 5000;
     shared->ping = 0;
     shared->pong = 0;
