@@ -56,8 +56,8 @@ class GroupActor : public Group {
     virtual TimePoint next_deadline() const = 0;
     /// One turn: commands, messages, timers, hand-over. Sleeps at most `max_wait` for something to do.
     virtual void RunOnce(Duration max_wait) = 0;
-    /// The loop is about to submit or cancel, and promises RunCommands() (or RunOnce()) before it sleeps: what
-    /// is pushed until then wakes nobody.
+    /// The loop is about to submit or cancel, and promises RunCommands() (or RunOnce()) before it sleeps:
+    /// what is pushed until then wakes nobody.
     virtual void HoldCommands() {}
     /// The short turn after HoldCommands(): what was pushed is taken, sent and answered; nothing is received.
     virtual void RunCommands() {}

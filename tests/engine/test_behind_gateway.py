@@ -318,3 +318,36 @@ def test_rows_of_one_batch_go_to_their_own_requests_and_a_ragged_batch_to_none(t
         t.join(20)
     assert [replies[i][1]["choices"][0]["text"] for i in range(3)] == ["ad", "b", "c"], replies
     told.pair.server.wait_idle()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_dead_writer_of_the_page_is_noticed_and_the_next_one_is_read(pair, wire):
+    server = pair.gateway(ranks=2)
+    for rank in range(2):
+        pair.rank(rank, wire, "--sim-step-us", "3000")
+    server.wait_ready()
+    pair.wait_live(2)
+
+    def busy(rank: int) -> threading.Thread:
+        thread = threading.Thread(target=pair.complete, kwargs={"max_tokens": 300, "data_parallel_rank": rank})
+        thread.start()
+        wait_for("the page is read", lambda: pair.group()["ranks"][rank]["load_source"] == "mailbox", 5, 0.01)
+        return thread
+
+    threads = [busy(0), busy(1)]
+    pair.ranks[0].stop(signal.SIGKILL)
+    wait_for("it is noticed", lambda: "load_page_writer_gone" in server.text(), 3)
+    assert pair.group()["ranks"][0]["load_source"] != "mailbox" and pair.group()["ranks"][1]["state"] == "live"
+    pair.rank(0, wire, "--sim-step-us", "3000")
+    pair.wait_live(2)
+    threads.append(busy(0))
+    for t in threads:
+        t.join(60)
+    # A stopped writer is a stopped rank: it is given up, and read again when it goes on.
+    pair.ranks[1].popen.send_signal(signal.SIGSTOP)
+    wait_for("wedged", lambda: pair.group()["ranks"][1]["state"] == "wedged", 10)
+    assert all(pair.complete(max_tokens=3)[0] == 200 for _ in range(4))
+    pair.ranks[1].popen.send_signal(signal.SIGCONT)
+    pair.wait_live(2)
+    busy(1).join(60)
+    server.wait_idle()
