@@ -433,6 +433,7 @@ def test_single_rank(tmp_path):
         ("where", "/tmp/"), ("where", "a\0b"), ("where", "/" + "x" * 5000), ("epoch", -1), ("epoch", 2**64), ("epoch", None),
         ("join_s", 0), ("join_s", "soon"), ("join_s", float("nan")), ("publish_stall_s", -1), ("stall_after_s", -1),
         ("beat_s", 0), ("max_lag_steps", 0), ("max_frame", 0), ("max_frame", 2**40), ("backend", "zmq"), ("on_failure", 5),
+        ("spin_us", -2), ("spin_us", 1001),
     ],
 )  # fmt: skip
 def test_bad_config_names_the_field(field, value):

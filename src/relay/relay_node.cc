@@ -201,6 +201,10 @@ int main(int argc, char** argv) {
             std::uint64_t out = 0;
             auto done = leader.Publish(frames, &out);
             if (!done) {
+                // Asked to shut down after a failure, it says the same at once.
+                if (auto end = leader.Finish(Seconds{20}); end || end.failure().code != done.failure().code) {
+                    Say("finish does not know of the failure");
+                }
                 return failed(done.failure());
             }
             if (config.digest) {
