@@ -187,7 +187,7 @@ void EngineCore::OnAdd(std::unique_ptr<Sequence> sequence, const Status& decoded
     }
 }
 
-void EngineCore::Answer(UtilityAnswer answer) {
+void EngineCore::Answer(const UtilityAnswer& answer) {
     codec_->EncodeUtility(config_.engine_index,
                           std::chrono::duration<double>(clock_.Now().time_since_epoch()).count(), answer,
                           outbox_);

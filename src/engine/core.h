@@ -88,7 +88,7 @@ class EngineCore {
     void Refuse(std::unique_ptr<Sequence> sequence, const Error& error, std::int32_t client);
     void OnUtility(const UtilityCommand& call, std::int32_t input_client);
     void Pause(std::string_view mode, UtilityAnswer answer);
-    void Answer(UtilityAnswer answer);
+    void Answer(const UtilityAnswer& answer);
     void AnswerWhenDrained();
     void AbortAll();
     void Flush(const wire::LoadSnapshot& load);

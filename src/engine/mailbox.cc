@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -197,14 +198,14 @@ std::optional<LoadReading> LoadPageReader::Read() const noexcept {
         reading.epoch = page_->epoch.load(std::memory_order_relaxed);
         const auto& load = reading.load;
         if (load.num_running < 0 || load.num_waiting < 0 || load.kv_active_pages < 0 ||
-            load.kv_total_pages < load.kv_active_pages) {
+            load.kv_total_pages < load.kv_active_pages || stamp < 0) {
             return std::nullopt;  // not one of ours, or broken: unknown is the honest answer
         }
         if (load.kv_total_pages > 0) {
             reading.load.kv_usage =
                 static_cast<double>(load.kv_active_pages) / static_cast<double>(load.kv_total_pages);
         }
-        reading.age_ns = MonotonicNs() - stamp;
+        reading.age_ns = std::max<std::int64_t>(MonotonicNs() - stamp, 0);
         return reading;
     }
     return std::nullopt;
