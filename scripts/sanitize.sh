@@ -19,6 +19,7 @@ if [ -z "$short" ]; then
 elif [ "$sanitizer" = asan ]; then
     scripts/build.sh fuzz rankgate
     out=build/fuzz
+    export ASAN_SYMBOLIZER_PATH=${ASAN_SYMBOLIZER_PATH:-$(command -v llvm-symbolizer || true)}  # clang does not look for it
     run_unit=
 else
     threaded=(base_test engine_test gateway_test group_actor_test http_test rank_test relay_test transport_test)
