@@ -2,13 +2,13 @@
 # Other people's conformance suites against `rankgate serve` with the demo model:
 #   openai (the SDK's own API tests), langchain, comply (llm-comply), node (openai and Vercel AI SDKs), llama (llama.cpp's server tests),
 #   load (wrk, vegeta), plumbing (promtool, slowhttptest), browser (chromium with the OpenAI SDK on a page of another origin),
-#   proxy (nginx in front, connections that idle for 95 s),
+#   proxy (nginx in front, connections that idle for 95 s), clients (LiteLLM, Pydantic AI),
 #   guidellm (a load judge with its own token counts; 6 GB of packages, so only when named).     LANES="openai node" runs only these.
 # Each lane prints its counts; known failures stand in tests/judges/expected.txt with their reasons; a lane that ran nothing fails.
 set -euo pipefail
 lane=judges
 . "$(dirname "$0")/lib.sh"
-lanes=${LANES:-openai langchain comply node llama load plumbing browser proxy}
+lanes=${LANES:-openai langchain comply node llama load plumbing browser proxy clients}
 judge_files=$(realpath -m "${RANKGATE_SHARED:-../shared}/cases/judges")
 scripts/bootstrap.sh lanes
 lane_program
@@ -206,6 +206,15 @@ run_browser() {
     (cd "$work/browser" && limit 300 node --test --test-concurrency=1 --test-reporter=tap browser.test.mjs) >"$work/browser.tap" 2>"$work/browser.log" || true
     stop_server
     $check browser tap "$work/browser.tap" "$expected" --minimum 5
+}
+
+run_clients() {
+    lane_venv "$work/venv-clients" litellm==1.110.2 "pydantic-ai-slim[openai]==2.68.0" pytest pytest-timeout
+    serve_judged clients 1024
+    LITELLM_LOCAL_MODEL_COST_MAP=True limit 600 "$work/venv-clients/bin/python" -m pytest -q -p no:cacheprovider --timeout 120 --tb=short \
+        --junitxml="$work/clients.xml" tests/judges/clients_test.py >"$work/clients.log" 2>&1 || true
+    stop_server
+    $check clients junit "$work/clients.xml" "$expected" --minimum 13
 }
 
 run_proxy() {
