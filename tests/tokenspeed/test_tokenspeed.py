@@ -130,6 +130,14 @@ def test_what_kills_the_engine_is_refused_and_the_rank_lives(one, body, param):
     assert one.complete(max_tokens=1)[0] == 200
 
 
+def test_the_longest_prompt_is_taken_and_one_more_token_is_not(one):
+    longest = 1024 - 16 - 2  # the cache's tokens less a page, less what the scheduler keeps
+    status, reply = one.complete(prompt=[65] * longest, max_tokens=1)
+    assert status == 200 and reply["usage"]["prompt_tokens"] == longest, reply
+    assert one.complete(prompt=[65] * (longest + 1), max_tokens=1)[0] == 400
+    assert one.state(0) == "live" and one.engines[0].popen.poll() is None
+
+
 def test_the_same_client_request_id_twice_never_reuses_a_wire_id(one):
     for _ in range(3):
         for _ in range(2):
