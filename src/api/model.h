@@ -60,7 +60,7 @@ struct Features {
 /// Bounds on one HTTP request; docs/openai-api.md lists them.
 struct Limits {
     std::int32_t max_n{128};
-    std::int32_t max_prompts{2048};
+    std::int32_t max_prompts{2048};    // at most kMaxPrompts
     std::int32_t max_sequences{4096};  // prompts * n
     /// What all sequences of a request weigh together: each carries its own prompt, ids and schema.
     std::int64_t max_sequence_bytes{std::int64_t{128} << 20};

@@ -253,6 +253,10 @@ bool ReadTokenIds(State& state, std::string_view name, const Element& value, std
 // What a template is handed as JSON: it may nest less deep than a body may.
 bool ReadForTemplate(State& state, std::string_view name, const Element& value, std::string& out) {
     out = simdjson::to_string(value);
+    if (out.size() > kMaxTemplateBytes) {
+        return state.Fail(name, "'" + std::string{name} + "' is too large: " + std::to_string(out.size()) +
+                                    " bytes, the limit is " + std::to_string(kMaxTemplateBytes) + ".");
+    }
     if (NestingOf(out) > static_cast<std::size_t>(text::kMaxJsonDepth)) {
         return state.Fail(name, "'" + std::string{name} + "' is nested deeper than " +
                                     std::to_string(text::kMaxJsonDepth) + " levels.");
@@ -548,6 +552,10 @@ bool ReadContent(State& state, std::string_view path, const Element& value, Cont
     out.parts_json = "[";
     std::size_t index = 0;
     for (const Element part : parts) {
+        if (index == kMaxParts) {
+            return state.Fail(
+                path, "'" + std::string{path} + "' holds more than " + std::to_string(kMaxParts) + " parts.");
+        }
         const std::string part_path = At(path, index);
         dom::object object;
         if (part.get(object) != simdjson::SUCCESS) {
@@ -690,7 +698,20 @@ bool ReadMessage(State& state, const std::string& path, const Element& value, bo
     bool has_role = false;
     bool has_tool_calls = false;
     std::string members;  // everything after role and content
+    constexpr std::array<std::string_view, 8> kKnown = {"content",   "role",         "tool_calls",
+                                                        "name",      "tool_call_id", "reasoning_content",
+                                                        "reasoning", "function_call"};
+    std::bitset<kKnown.size()> seen;
     for (const auto [key, item] : object) {
+        const auto known = std::find(kKnown.begin(), kKnown.end(), key);
+        if (known != kKnown.end()) {
+            const auto bit = static_cast<std::size_t>(known - kKnown.begin());
+            if (seen[bit]) {
+                const std::string field = path + "." + std::string{key};
+                return state.Fail(field, "'" + field + "' is given more than once.");
+            }
+            seen[bit] = true;
+        }
         if (key == "content") {
             content = {};
             if (!ReadContent(state, path + ".content", item, content)) {
@@ -912,6 +933,10 @@ bool ReadLogitBias(State& state, const Element& value) {
         if (failed != std::errc{} || end != key.data() + key.size() || id < 0 || id > kInt32Max) {
             return state.Fail(kName, "'logit_bias' key \"" + Shown(key) + "\" is no token id.");
         }
+        if (bias.size() == kMaxTokenList) {
+            return state.Fail(
+                kName, "'logit_bias' holds more than " + std::to_string(kMaxTokenList) + " token ids.");
+        }
         double number = 0;
         if (!item.is_number() || item.get(number) != simdjson::SUCCESS) {
             return state.WrongType(kName, "an object whose values are numbers", item);
@@ -970,11 +995,13 @@ bool ReadPrompt(State& state, const Element& value) {
     if (array.size() == 0) {
         return state.Fail(kName, "'prompt' must not be empty.");
     }
+    std::size_t all_ids = 0;
     const auto add_ids = [&](const Element& ids) {
         std::vector<TokenId> out;
-        if (!ReadTokenIds(state, kName, ids, std::numeric_limits<std::size_t>::max(), out)) {
+        if (!ReadTokenIds(state, kName, ids, kMaxPromptIds - all_ids, out)) {
             return false;
         }
+        all_ids += out.size();
         if (out.empty()) {
             return state.Fail(kName, "'prompt' must not hold an empty array of token ids.");
         }
@@ -985,6 +1012,9 @@ bool ReadPrompt(State& state, const Element& value) {
         return add_ids(value);
     }
     for (const Element item : array) {
+        if (prompts.size() == kMaxPrompts) {
+            return state.Fail(kName, "'prompt' holds more than " + std::to_string(kMaxPrompts) + " prompts.");
+        }
         if (item.get(text) == simdjson::SUCCESS) {
             prompts.emplace_back(std::string{text});
         } else if (!item.is_array()) {
@@ -1096,7 +1126,7 @@ constexpr auto kFields = std::to_array<Field>({
      }},
     {"allowed_token_ids", kBoth, [](S& s, N n, E v) {
          auto& ids = s.request.sampling.allowed_token_ids.emplace();
-         if (!ReadTokenIds(s, n, v, std::numeric_limits<std::size_t>::max(), ids)) {
+         if (!ReadTokenIds(s, n, v, kMaxTokenList, ids)) {
              return false;
          }
          return !ids.empty() || s.Fail(n, "'allowed_token_ids' must not be empty.");

@@ -32,9 +32,14 @@ namespace rankgate::api {
 /// Bounds that do not depend on the model.
 inline constexpr std::size_t kMaxJsonDepth = 128;
 inline constexpr std::size_t kMaxMessages = 16384;
-inline constexpr std::size_t kMaxNameBytes = 256;            // model, role, request_id, cache_salt
-inline constexpr std::size_t kMaxStructuredBytes = 1 << 20;  // schema, grammar, pattern
-inline constexpr std::size_t kMaxChoices = 4096;             // structured_outputs.choice
+inline constexpr std::size_t kMaxParts = 16384;  // of one message
+inline constexpr std::size_t kMaxPrompts = 2048;
+inline constexpr std::size_t kMaxPromptIds = std::size_t{16} << 20;  // of all prompts; no context is as long
+inline constexpr std::size_t kMaxTokenList = std::size_t{1} << 20;   // allowed_token_ids, logit_bias
+inline constexpr std::size_t kMaxTemplateBytes = std::size_t{8} << 20;  // tools, documents, kwargs, each
+inline constexpr std::size_t kMaxNameBytes = 256;                       // model, role, request_id, cache_salt
+inline constexpr std::size_t kMaxStructuredBytes = 1 << 20;             // schema, grammar, pattern
+inline constexpr std::size_t kMaxChoices = 4096;                        // structured_outputs.choice
 inline constexpr std::size_t kMaxBadWords = 256;
 inline constexpr std::size_t kMaxBadWordBytes = 1024;
 inline constexpr std::size_t kMaxStopTokenIds = 4096;

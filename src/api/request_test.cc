@@ -657,6 +657,47 @@ TEST(FanOut, IsBounded) {
     ExpectRefused(Build(Endpoint::kCompletion, hundred + R"(],"n":128})", Model()), "n", "12800 sequences");
 }
 
+TEST(Bodies, ListsAreBoundedWhileTheyAreRead) {
+    const auto many = [](const std::string& unit, std::size_t count) {
+        std::string text = unit;
+        text.reserve(count * (unit.size() + 1));
+        for (std::size_t i = 1; i < count; ++i) {
+            text += ',';
+            text += unit;
+        }
+        return text;
+    };
+    const auto refused = [&](Endpoint endpoint, const std::string& body, const char* param) {
+        Parser parser;
+        const auto parsed =
+            endpoint == Endpoint::kChat ? parser.ParseChat(body) : parser.ParseCompletion(body);
+        ASSERT_FALSE(parsed.ok()) << param;
+        EXPECT_EQ(parsed.error().param, param);
+        EXPECT_EQ(HttpStatus(parsed.error().code), 400);
+        EXPECT_LT(parsed.error().message.size(), 300U);
+    };
+    refused(Endpoint::kCompletion, R"({"prompt":[)" + many("[1]", kMaxPrompts + 1) + "]}", "prompt");
+    refused(Endpoint::kCompletion, R"({"prompt":[)" + many("\"\"", kMaxPrompts + 1) + "]}", "prompt");
+    refused(Endpoint::kCompletion, R"({"prompt":[)" + many("1", kMaxPromptIds + 1) + "]}", "prompt");
+    refused(Endpoint::kCompletion,
+            R"({"prompt":"x","allowed_token_ids":[)" + many("1", kMaxTokenList + 1) + "]}",
+            "allowed_token_ids");
+    refused(Endpoint::kCompletion,
+            R"({"prompt":"x","logit_bias":{)" + many(R"("1":1)", kMaxTokenList + 1) + "}}", "logit_bias");
+    refused(Endpoint::kChat,
+            R"({"messages":[{"role":"user","content":[)" +
+                many(R"({"type":"text","text":""})", kMaxParts + 1) + "]}]}",
+            "messages[0].content");
+    refused(Endpoint::kChat, R"({"messages":[{"role":"user","content":"x","name":"a","name":"a"}]})",
+            "messages[0].name");
+    refused(Endpoint::kChat, R"({"messages":[{"role":"user","content":"x","content":"y"}]})",
+            "messages[0].content");
+    refused(Endpoint::kChat,
+            R"({"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":")" +
+                std::string(kMaxTemplateBytes, 'a') + "\"}}",
+            "chat_template_kwargs");
+}
+
 TEST(FanOut, WhatIsCopiedForEveryChoiceIsBoundedTogether) {
     auto model = ByteModel();
     model->limits.max_sequence_bytes = 64 * 1024;
