@@ -283,6 +283,7 @@ class ZmqFrontendLink final : public FrontendLink {
             candidates_.erase(rank);
         }
         link.wedged = false;
+        link.input_gone = false;
         handshake_->OnLost(rank);
         SaveFacts();
     }
@@ -329,7 +330,7 @@ class ZmqFrontendLink final : public FrontendLink {
         std::string host;  // where its HELLO reached us, for INIT on a wildcard address
         bool wedged{false};
         bool output_seen{false};
-        bool probe_sent{false};
+        bool input_gone{false};  // found to be unreachable; nothing is known of a new connection yet
     };
     static constexpr std::int32_t kUnknown = -1;
     /// A connection of an engine that another one has replaced: its end is no news.
@@ -594,6 +595,7 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         connection.rank = rank;
         link.fd[plane] = fd;
+        link.input_gone = link.input_gone && plane != kInput;
         const std::int32_t pid = connection.pid;
         if (plane != kHandshake && pid != 0) {
             AdoptPid(rank, pid);
@@ -613,6 +615,7 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         link.output_seen = false;
         link.wedged = false;
+        link.input_gone = false;
         DropPid(link);
     }
 
@@ -830,6 +833,7 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         if (rank < 0) {
             if (plane == kInput) {
+                ++owners_sought_;
                 find_until_ = now_ + kFindFor;
                 next_find_ = now_;
             } else if (plane == kOutput) {
@@ -890,16 +894,20 @@ class ZmqFrontendLink final : public FrontendLink {
         next_find_ = now_ + kFindEvery;
         for (std::int32_t rank = 0; rank < options_.size; ++rank) {
             if (handshake_->step(rank) == FrontendHandshake::Step::kLive &&
-                ranks_[static_cast<std::size_t>(rank)].fd[kInput] < 0) {
+                ranks_[static_cast<std::size_t>(rank)].fd[kInput] < 0 &&
+                !ranks_[static_cast<std::size_t>(rank)].input_gone) {
                 std::uint8_t type = 0;
                 const std::string_view payload = handler.ProbePayload(rank, type);
                 if (const Status sent = Send(rank, type, payload, Urgency::kControl, {});
                     !sent.ok() && sent.error().code == ErrorCode::kRankLost) {
                     unreachable_.push_back(rank);
+                    ranks_[static_cast<std::size_t>(rank)].input_gone = true;
+                    owners_sought_ -= owners_sought_ > 0 ? 1 : 0;
                 }
             }
         }
-        if (!unreachable_.empty() || now_ >= find_until_) {
+        if (owners_sought_ == 0 || now_ >= find_until_) {
+            owners_sought_ = 0;
             find_until_ = {};
         }
     }
@@ -1201,6 +1209,7 @@ class ZmqFrontendLink final : public FrontendLink {
     TimePoint probe_fast_until_{};
     TimePoint find_until_{};  // an input of unknown owner closed: whose it was is being found out; zero = no
     TimePoint next_find_{};
+    std::size_t owners_sought_{0};          // of so many connections
     std::optional<TimePoint> next_silent_;  // when a silent handshake connection has been silent for too long
     std::optional<TimePoint> offer_at_;
     std::int32_t silent_rounds_{0};
