@@ -23,6 +23,7 @@ template <class Enum>
 void AddChoice(CLI::App& app, const std::string& name, Enum& value,
                const std::map<std::string, Enum>& choices, const std::string& what) {
     std::vector<std::string> names;
+    names.reserve(choices.size());
     for (const auto& [choice, unused] : choices) {
         names.push_back(choice);
     }

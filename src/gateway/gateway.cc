@@ -237,7 +237,7 @@ class GatewayImpl final : public Gateway, public State {
         }
     }
 
-    void Publish(std::shared_ptr<const GroupTable> next) {
+    void Publish(const std::shared_ptr<const GroupTable>& next) {
         SetTable(next);
         ForEachShard([next](ShardHandler& handler) { handler.SetTable(next); });
     }

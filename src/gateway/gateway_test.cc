@@ -334,6 +334,27 @@ TEST_F(GatewayTest, AStopTokenThatTheEngineDoesNotNameIsNamed) {
     ExpectNothingLeft();
 }
 
+TEST_F(GatewayTest, ALargeBodyIsReadAwayFromTheShardAndAnsweredAlike) {
+    Start();
+    const std::string room(300'000, ' ');  // JSON does not mind
+    RawClient client{port()};
+    ASSERT_TRUE(client.Send(Post("/v1/chat/completions", room + std::string{kChat})));
+    ASSERT_TRUE(group().WaitSubmitted(1));
+    group().Say(0, "Hello", FinishReason::kLength);
+    const RawReply reply = client.Read();
+    EXPECT_EQ(reply.status, 200);
+    EXPECT_NE(reply.body.find("Hello"), std::string::npos);
+    EXPECT_EQ(Ask(Post("/v1/chat/completions", room + R"({"model":"m","messages":3})")).status, 400);
+    EXPECT_EQ(Ask(Post("/v1/completions", room + R"({"prompt":)")).status, 400);
+    EXPECT_EQ(Ask(Post("/tokenize", room + R"({"model":"m","prompt":"hi"})")).status, 200);
+    EXPECT_EQ(Ask(Post("/detokenize", room + R"({"model":"m","tokens":[104,105]})")).status, 200);
+    for (int i = 0; i < 20; ++i) {
+        RawClient leaver{port()};
+        EXPECT_TRUE(leaver.Send(Post("/v1/chat/completions", room + std::string{kChatStream})));
+    }
+    ExpectNothingLeft();
+}
+
 TEST_F(GatewayTest, AStopStringEndsTheChoiceAndAbortsTheEngineAtOnce) {
     Start();
     RawClient client{port()};

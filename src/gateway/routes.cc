@@ -91,6 +91,27 @@ Result<std::string> StringField(const json::object& object, const char* key, boo
     return std::string{value->as_string()};
 }
 
+/// Reading a large body away from the shard.
+template <class T>
+class ParseJob final : public PrepareJob {
+  public:
+    using Parse = Result<T> (api::Parser::*)(const std::string&) noexcept;
+    ParseJob(std::string body, Parse parse, std::function<void(std::shared_ptr<Result<T>>)> done)
+        : body_{std::move(body)}, parse_{parse}, done_{std::move(done)} {}
+
+    void Run() noexcept override {
+        api::Parser parser;  // its tables are as large as the body: not kept
+        auto parsed = std::make_shared<Result<T>>((parser.*parse_)(body_));
+        std::string{}.swap(body_);
+        done_(std::move(parsed));
+    }
+
+  private:
+    std::string body_;
+    Parse parse_;
+    std::function<void(std::shared_ptr<Result<T>>)> done_;
+};
+
 /// Tokenizing away from the shard; answers through its parked reply.
 class TokenizeJob final : public PrepareJob {
   public:
@@ -196,8 +217,55 @@ void ShardHandler::Model(http::Exchange& exchange) {
     ReplyJson(exchange, *body);
 }
 
+template <class T>
+void ShardHandler::Parse(http::Exchange& exchange,
+                         Result<T> (api::Parser::*parse)(const std::string&) noexcept,
+                         void (ShardHandler::*then)(http::Exchange&, Result<T>, Arrival)) {
+    const Arrival arrival{
+        shard_.Now(),
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()};
+    std::string body = std::move(exchange.request().body);
+    const std::size_t bytes = body.size();
+    if (bytes < kPooledBody) {
+        (this->*then)(exchange, (parser_.*parse)(body), arrival);
+        return;
+    }
+    metrics_.prepare_pooled.Add(1);
+    PendingReply& reply = Park(exchange);
+    state_.requests_open.fetch_add(1, std::memory_order_relaxed);  // a drain waits for it
+    reply.counted = true;
+    const std::uint64_t id = reply.id();
+    auto job = std::make_shared<ParseJob<T>>(
+        std::move(body), parse, [this, id, then, arrival](std::shared_ptr<Result<T>> parsed) {
+            shard_.Post([this, id, then, arrival, parsed = std::move(parsed)] {
+                if (PendingReply* waiting = FindReply(id)) {
+                    // Open throughout: what comes next counts itself.
+                    state_.requests_open.fetch_add(1, std::memory_order_relaxed);
+                    (this->*then)(waiting->Take(), std::move(*parsed), arrival);
+                    state_.requests_open.fetch_sub(1, std::memory_order_relaxed);
+                }
+            });
+        });
+    reply.job = job;
+    if (!state_.pool->Submit(std::move(job), bytes)) {
+        ReplyError(reply.Take(), QueueFull());
+    }
+}
+
+void ShardHandler::Chat(http::Exchange& exchange) {
+    Parse(exchange, &api::Parser::ParseChat, &ShardHandler::Generate);
+}
+
+void ShardHandler::Completion(http::Exchange& exchange) {
+    Parse(exchange, &api::Parser::ParseCompletion, &ShardHandler::Generate);
+}
+
 void ShardHandler::Tokenize(http::Exchange& exchange) {
-    auto parsed = parser_.ParseTokenize(exchange.request().body);
+    Parse(exchange, &api::Parser::ParseTokenize, &ShardHandler::Tokenized);
+}
+
+void ShardHandler::Tokenized(http::Exchange& exchange, Result<api::TokenizeRequest> parsed,
+                             Arrival /*arrival*/) {
     if (!parsed) {
         ReplyError(exchange, parsed.error());
         return;
@@ -233,14 +301,16 @@ void ShardHandler::Tokenize(http::Exchange& exchange) {
                                              });
     reply.job = job;
     if (!state_.pool->Submit(std::move(job), bytes)) {
-        ReplyError(reply.Take(),
-                   Error{ErrorCode::kOverloaded,
-                         "Too many requests wait to be tokenized (--max-prepare-queue).", "", true});
+        ReplyError(reply.Take(), QueueFull());
     }
 }
 
 void ShardHandler::Detokenize(http::Exchange& exchange) {
-    auto parsed = parser_.ParseDetokenize(exchange.request().body);
+    Parse(exchange, &api::Parser::ParseDetokenize, &ShardHandler::Detokenized);
+}
+
+void ShardHandler::Detokenized(http::Exchange& exchange, Result<api::DetokenizeRequest> parsed,
+                               Arrival /*arrival*/) {
     if (!parsed) {
         ReplyError(exchange, parsed.error());
         return;

@@ -11,10 +11,6 @@
 namespace rankgate::gateway {
 namespace {
 
-double WallSeconds() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 double Seconds(Duration duration) {
     return std::chrono::duration<double>(duration).count();
 }
@@ -22,15 +18,15 @@ double Seconds(Duration duration) {
 }  // namespace
 
 Session::Session(ShardHandler& handler, http::Exchange& exchange, std::shared_ptr<GroupEntry> entry,
-                 std::shared_ptr<const api::ModelInfo> model, std::int64_t choices)
+                 std::shared_ptr<const api::ModelInfo> model, std::int64_t choices, Arrival arrival)
     : handler_{handler},
       entry_{std::move(entry)},
       model_{std::move(model)},
       id_{handler.next_id_++},
       exchange_{&exchange},
       choices_{choices},
-      arrived_{handler.shard_.Now()},
-      arrived_wall_{WallSeconds()} {
+      arrived_{arrival.at},
+      arrived_wall_{arrival.wall} {
     exchange.set_listener(this);
     next_ = handler_.sessions_;
     if (next_ != nullptr) {
@@ -287,6 +283,12 @@ void Session::Fail(const Error& error, group::CancelCause cause) {
 void GenerateJob::Run() noexcept {
     prompts_.emplace(api::Prepare(parsed_, *model_));
     handler_.shard_.Post([self = shared_from_this()] { self->handler_.OnPrepared(*self); });
+}
+
+PendingReply::~PendingReply() {
+    if (counted) {
+        handler_.state_.requests_open.fetch_sub(1, std::memory_order_relaxed);
+    }
 }
 
 void PendingReply::OnClosed(http::CloseReason /*reason*/) noexcept {

@@ -22,7 +22,7 @@ namespace rankgate::gateway {
 class Session final : public http::ExchangeListener {
   public:
     Session(ShardHandler& handler, http::Exchange& exchange, std::shared_ptr<GroupEntry> entry,
-            std::shared_ptr<const api::ModelInfo> model, std::int64_t choices);
+            std::shared_ptr<const api::ModelInfo> model, std::int64_t choices, Arrival arrival);
 
     void OnClosed(http::CloseReason reason) noexcept override;
     /// The prompts are ready: builds and submits. Consumes `parsed`.
@@ -85,6 +85,9 @@ class PendingReply final : public http::ExchangeListener {
   public:
     PendingReply(ShardHandler& handler, http::Exchange& exchange, std::uint64_t id)
         : handler_{handler}, exchange_{&exchange}, id_{id} {}
+    ~PendingReply();
+    PendingReply(const PendingReply&) = delete;
+    PendingReply& operator=(const PendingReply&) = delete;
     void OnClosed(http::CloseReason reason) noexcept override;
     /// The exchange to answer on; this is gone afterwards.
     http::Exchange& Take();
@@ -92,6 +95,7 @@ class PendingReply final : public http::ExchangeListener {
 
     std::shared_ptr<PrepareJob> job;
     http::Shard::TimerId timeout{0};
+    bool counted{false};  // in State::requests_open
 
   private:
     ShardHandler& handler_;

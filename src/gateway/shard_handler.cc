@@ -308,17 +308,7 @@ std::shared_ptr<GroupEntry> ShardHandler::ChooseGroup(const std::optional<std::s
 // ----------------------------------------------------------------------------------------------------------------
 // generation
 
-void ShardHandler::Chat(http::Exchange& exchange) {
-    const std::string body = std::move(exchange.request().body);
-    Generate(exchange, parser_.ParseChat(body));
-}
-
-void ShardHandler::Completion(http::Exchange& exchange) {
-    const std::string body = std::move(exchange.request().body);
-    Generate(exchange, parser_.ParseCompletion(body));
-}
-
-void ShardHandler::Generate(http::Exchange& exchange, Result<api::ParsedRequest> parsed) {
+void ShardHandler::Generate(http::Exchange& exchange, Result<api::ParsedRequest> parsed, Arrival arrival) {
     if (!parsed) {
         ReplyError(exchange, parsed.error());
         return;
@@ -344,7 +334,7 @@ void ShardHandler::Generate(http::Exchange& exchange, Result<api::ParsedRequest>
                          "The server handles as many requests as it may (--max-in-flight).", "", true});
         return;
     }
-    auto* session = new Session(*this, exchange, std::move(entry), model, choices);
+    auto* session = new Session(*this, exchange, std::move(entry), model, choices, arrival);
     const std::size_t bytes = TextBytes(*parsed);
     if (bytes <= kInlineBytes) {
         metrics_.prepare_inline.Add(1);
@@ -356,9 +346,7 @@ void ShardHandler::Generate(http::Exchange& exchange, Result<api::ParsedRequest>
     session->job_ = std::make_shared<GenerateJob>(*this, session->id_, std::move(*parsed), model);
     preparing_.emplace(session->id_, session);
     if (!state_.pool->Submit(session->job_, bytes)) {
-        session->Fail(Error{ErrorCode::kOverloaded,
-                            "Too many requests wait to be tokenized (--max-prepare-queue).", "", true},
-                      group::CancelCause::kDrain);
+        session->Fail(QueueFull(), group::CancelCause::kDrain);
     }
 }
 
@@ -550,6 +538,11 @@ PendingReply& ShardHandler::Park(http::Exchange& exchange) {
 
 void ShardHandler::EraseReply(std::uint64_t id) {
     replies_.erase(id);
+}
+
+Error ShardHandler::QueueFull() {
+    return Error{ErrorCode::kOverloaded,
+                 "Too many requests wait to be read and tokenized (--max-prepare-queue).", "", true};
 }
 
 PendingReply* ShardHandler::FindReply(std::uint64_t id) {

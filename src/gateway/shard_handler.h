@@ -24,6 +24,12 @@ class Session;
 class PendingReply;
 class GenerateJob;
 
+/// When a request's body was complete.
+struct Arrival {
+    TimePoint at{};
+    double wall{0.0};  // seconds of the wall clock
+};
+
 class ShardHandler final : public http::Handler {
   public:
     ShardHandler(http::Shard& shard, State& state, ShardMetrics& metrics);
@@ -45,6 +51,9 @@ class ShardHandler final : public http::Handler {
     /// Texts up to this size are prepared on the shard: cheaper than two hand-overs, too short to be felt by
     /// others.
     static constexpr std::size_t kInlineBytes = 4096;
+    /// Bodies from this size on are parsed on the pool too: 30 MB of JSON take tens of milliseconds, in which
+    /// no stream of this shard would get a token. Below, a parse takes some hundred microseconds at most.
+    static constexpr std::size_t kPooledBody = 256 * 1024;
     static constexpr int kSlotBits = 24;
     /// The longest an administrative call may take before its client gets an answer.
     static constexpr std::chrono::seconds kAdminTimeout{310};
@@ -103,12 +112,18 @@ class ShardHandler final : public http::Handler {
     // Routes
     void Chat(http::Exchange& exchange);
     void Completion(http::Exchange& exchange);
-    void Generate(http::Exchange& exchange, Result<api::ParsedRequest> parsed);
+    void Generate(http::Exchange& exchange, Result<api::ParsedRequest> parsed, Arrival arrival);
     void OnPrepared(GenerateJob& job);
     void Models(http::Exchange& exchange);
     void Model(http::Exchange& exchange);
     void Tokenize(http::Exchange& exchange);
+    void Tokenized(http::Exchange& exchange, Result<api::TokenizeRequest> parsed, Arrival arrival);
     void Detokenize(http::Exchange& exchange);
+    void Detokenized(http::Exchange& exchange, Result<api::DetokenizeRequest> parsed, Arrival arrival);
+    /// Parses the body here or, when it is large, on the pool, and goes on with `then` on this shard.
+    template <class T>
+    void Parse(http::Exchange& exchange, Result<T> (api::Parser::*parse)(const std::string&) noexcept,
+               void (ShardHandler::*then)(http::Exchange&, Result<T>, Arrival));
     void Health(http::Exchange& exchange);
     void Liveness(http::Exchange& exchange);
     void Readiness(http::Exchange& exchange);
@@ -140,6 +155,7 @@ class ShardHandler final : public http::Handler {
     bool AdminFailed(http::Exchange& exchange, const std::vector<AdminAnswer>& answers);
     PendingReply& Park(http::Exchange& exchange);
     PendingReply* FindReply(std::uint64_t id);
+    static Error QueueFull();
     std::string HealthBody(bool& healthy);
 
     http::Shard& shard_;

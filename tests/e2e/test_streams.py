@@ -113,7 +113,7 @@ def test_long_prompts_stall_neither_probes_nor_streams(stack):
     def send_long():
         answers.append(httpx.post(server.root + "/v1/chat/completions", content=raw, headers={"Content-Type": "application/json"}, timeout=60).status_code)
 
-    senders = [threading.Thread(target=send_long) for _ in range(4)]
+    senders = [threading.Thread(target=send_long) for _ in range(8)]
     for sender in senders:
         sender.start()
     run(streams)
@@ -121,9 +121,9 @@ def test_long_prompts_stall_neither_probes_nor_streams(stack):
         sender.join()
     stop.set()
     poller.join()
-    assert answers == [400] * 4
+    assert answers == [400] * 8
     probes.sort()
-    assert probes[int(len(probes) * 0.99) - 1] < 0.4 * SLOWDOWN, probes[-5:]
+    assert probes[int(len(probes) * 0.99) - 1] < 0.2 * SLOWDOWN, probes[-5:]
     assert all(len(s.text()) == 150 for s in streams)
 
 
