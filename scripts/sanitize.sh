@@ -75,9 +75,9 @@ if [ -z "$unit_only" ]; then
     export RANKGATE=$PWD/$out/rankgate
     # Fewer streams, and more time for each step; what is counted and compared is the same.
     if [ "$sanitizer" = asan ]; then
-        export E2E_STREAMS=${E2E_STREAMS:-500} RANKGATE_TEST_SLOWDOWN=${RANKGATE_TEST_SLOWDOWN:-4}
+        export E2E_STREAMS=${E2E_STREAMS:-500} RANKGATE_TEST_SLOWDOWN=${RANKGATE_TEST_SLOWDOWN:-8}
     else
-        export E2E_STREAMS=${E2E_STREAMS:-200} RANKGATE_TEST_SLOWDOWN=${RANKGATE_TEST_SLOWDOWN:-8}
+        export E2E_STREAMS=${E2E_STREAMS:-500} RANKGATE_TEST_SLOWDOWN=${RANKGATE_TEST_SLOWDOWN:-20}
     fi
     if [ -n "$short" ] && [ "$sanitizer" = tsan ]; then
         run e2e tests/e2e/run.sh --basetemp "$out/e2e" -k "streams or faults"

@@ -71,6 +71,7 @@ class Followers {
                 arguments.push_back(extra);
             }
             std::vector<char*> argv;
+            argv.reserve(arguments.size() + 1);
             for (std::string& argument : arguments) {
                 argv.push_back(argument.data());
             }

@@ -16,7 +16,7 @@ namespace vllm = wire::vllm;
 
 class VllmCodec final : public Codec {
   public:
-    explicit VllmCodec(RequestLimits limits) {
+    explicit VllmCodec(const RequestLimits& limits) {
         limits_.max_model_len = limits.max_model_len;
         limits_.vocab_size = limits.vocab_size;
     }

@@ -585,7 +585,7 @@ void Connection::FailRequest(const Error& error) {
     if (request_.id.empty()) {
         request_.id = shard_.MakeRequestId();
     }
-    const Error copy = error;
+    const Error copy = error;  // NOLINT(performance-unnecessary-copy-initialization): it lives in the parser
     parser_.reset();
     phase_ = Phase::kHandling;
     keep_alive_ = false;

@@ -296,7 +296,8 @@ Result<std::optional<std::string>> GpuSlice(const char* cuda_visible_devices, in
     }
     std::string slice;
     for (int i = 0; i < count; ++i) {
-        slice += (i == 0 ? "" : ",") + devices[static_cast<std::size_t>(first_device + i)];
+        slice += (i == 0 ? "" : ",") +
+                 devices[static_cast<std::size_t>(first_device) + static_cast<std::size_t>(i)];
     }
     return std::optional<std::string>{slice};
 }

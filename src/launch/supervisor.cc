@@ -24,8 +24,6 @@
 #include "base/unique_fd.h"
 #include "base/utf8.h"
 
-extern char** environ;
-
 namespace rankgate::launch {
 namespace {
 
@@ -81,11 +79,13 @@ Status Spawn(Child& child) {
         environment.push_back(key + "=" + value);
     }
     std::vector<char*> argv;
+    argv.reserve(child.spec.argv.size() + 1);
     for (std::string& arg : child.spec.argv) {
         argv.push_back(arg.data());
     }
     argv.push_back(nullptr);
     std::vector<char*> envp;
+    envp.reserve(environment.size() + 1);
     for (std::string& entry : environment) {
         envp.push_back(entry.data());
     }

@@ -17,8 +17,6 @@
 #include "wire/vllm/outputs.h"
 #include "wire/vllm/request.h"
 
-extern char** environ;
-
 namespace rankgate::transport {
 namespace {
 
@@ -405,6 +403,7 @@ FakeRankProcess::FakeRankProcess(const std::string& program, const FakeRankOptio
                                    step,
                                    std::to_string(options.max_model_len)};
     std::vector<char*> argv;
+    argv.reserve(words.size() + 1);
     for (std::string& word : words) {
         argv.push_back(word.data());
     }

@@ -194,7 +194,7 @@ class ZmqFrontendLink final : public FrontendLink {
         if (offer_at_ && now_ >= *offer_at_) {
             offer_at_.reset();
             for (std::int32_t rank = 0; rank < options_.size; ++rank) {
-                if (candidates_.count(rank) == 0) {
+                if (!candidates_.contains(rank)) {
                     handshake_->OfferInit(rank);
                 }
             }

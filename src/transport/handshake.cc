@@ -135,7 +135,7 @@ void FrontendHandshake::Refuse(std::int32_t rank, std::string_view identity, std
 }
 
 /// An engine that said what it is and does not fit: it will not say anything else, so nobody waits for it.
-void FrontendHandshake::RefuseEngine(std::int32_t rank, std::string reason) {
+void FrontendHandshake::RefuseEngine(std::int32_t rank, const std::string& reason) {
     Rank& state = ranks_[static_cast<std::size_t>(rank)];
     Refuse(rank, IdentityOfRank(rank), reason);
     if (step(rank) < Step::kRegistered) {

@@ -172,7 +172,7 @@ class FrontendHandshake {
     void OnHello(std::int32_t rank, bool old_engine_serves);
     void OnReady(std::int32_t rank, const wire::Greeting& greeting);
     void Refuse(std::int32_t rank, std::string_view identity, std::string reason);
-    void RefuseEngine(std::int32_t rank, std::string reason);
+    void RefuseEngine(std::int32_t rank, const std::string& reason);
     void Emit(HandshakeEvent::Kind kind, std::int32_t rank, std::string reason = {}, std::string bytes = {});
     void BecomeLive(std::int32_t rank);
     /// Empty = fits the group and the ranks that registered before it.

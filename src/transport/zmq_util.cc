@@ -107,9 +107,7 @@ MultipartReader::Got MultipartReader::Receive(ZmqSocket& socket) {
             // half-way.
             return count_ == 0 ? Got::kNothing : Got::kMalformed;
         }
-        if (count_ == 0) {
-            fd_ = message.source_fd();
-        } else if (fd_ < 0) {
+        if (count_ == 0 || fd_ < 0) {
             // libzmq 4.3.4: the identity frame of a ROUTER that was asked for ZMQ_EVENTS first names no
             // connection, the frames after it do.
             fd_ = message.source_fd();

@@ -10,7 +10,6 @@
 namespace rankgate::wire {
 
 using internal::FieldError;
-using internal::SkipWrong;
 
 namespace {
 
