@@ -423,8 +423,8 @@ class ZmqEngineLink final : public EngineLink {
 
     /// Rounded up, so that a deadline a fraction of a millisecond away does not spin; at most a second.
     static int Milliseconds(Duration wait) {
-        return static_cast<int>(std::clamp<std::int64_t>(
-            std::chrono::ceil<std::chrono::milliseconds>(wait).count(), 0, 1000));
+        return static_cast<int>(
+            std::clamp<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(wait).count(), 0, 1000));
     }
 
     /// True if something may be there to read.
