@@ -209,7 +209,7 @@ def test_the_gateway_prefers_the_shared_page(pair, wire):
     pair.rank(1, wire, "--sim-step-us", "3000", "--no-load-page")
     server.wait_ready()
     pair.wait_live(2)
-    threads = [threading.Thread(target=pair.complete, kwargs={"max_tokens": 400, "data_parallel_rank": i % 2}) for i in range(4)]
+    threads = [threading.Thread(target=pair.complete, kwargs={"max_tokens": 1000, "data_parallel_rank": i % 2}) for i in range(4)]
     for t in threads:
         t.start()
     source = lambda rank: pair.group()["ranks"][rank]["load_source"]  # noqa: E731
@@ -329,14 +329,14 @@ def test_a_dead_writer_of_the_page_is_noticed_and_the_next_one_is_read(pair, wir
     pair.wait_live(2)
 
     def busy(rank: int) -> threading.Thread:
-        thread = threading.Thread(target=pair.complete, kwargs={"max_tokens": 300, "data_parallel_rank": rank})
+        thread = threading.Thread(target=pair.complete, kwargs={"max_tokens": 1000, "data_parallel_rank": rank})
         thread.start()
-        wait_for("the page is read", lambda: pair.group()["ranks"][rank]["load_source"] == "mailbox", 5, 0.01)
+        wait_for("the page is read", lambda: pair.group()["ranks"][rank]["load_source"] == "mailbox", 20, 0.01)
         return thread
 
     threads = [busy(0), busy(1)]
     pair.ranks[0].stop(signal.SIGKILL)
-    wait_for("it is noticed", lambda: "load_page_writer_gone" in server.text(), 3)
+    wait_for("it is noticed", lambda: "load_page_writer_gone" in server.text(), 10)
     assert pair.group()["ranks"][0]["load_source"] != "mailbox" and pair.group()["ranks"][1]["state"] == "live"
     pair.rank(0, wire, "--sim-step-us", "3000")
     pair.wait_live(2)
@@ -345,7 +345,7 @@ def test_a_dead_writer_of_the_page_is_noticed_and_the_next_one_is_read(pair, wir
         t.join(60)
     # A stopped writer is a stopped rank: it is given up, and read again when it goes on.
     pair.ranks[1].popen.send_signal(signal.SIGSTOP)
-    wait_for("wedged", lambda: pair.group()["ranks"][1]["state"] == "wedged", 10)
+    wait_for("wedged", lambda: pair.group()["ranks"][1]["state"] == "wedged", 30)
     assert all(pair.complete(max_tokens=3)[0] == 200 for _ in range(4))
     pair.ranks[1].popen.send_signal(signal.SIGCONT)
     pair.wait_live(2)
