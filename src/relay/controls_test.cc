@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -44,7 +45,9 @@ class Socket {
         }
         char buffer[256];
         const int n = zmq_recv(socket_, buffer, sizeof buffer, 0);
-        return n < 0 ? std::string{} : std::string(buffer, static_cast<std::size_t>(n));
+        // zmq_recv says how long the frame is, not how much of it fitted.
+        return n < 0 ? std::string{}
+                     : std::string(buffer, std::min(static_cast<std::size_t>(n), sizeof buffer));
     }
     void* get() { return socket_; }
 
@@ -215,13 +218,15 @@ TEST_F(ControlsTest, TheDoneFrameOfAHelloHandshakeIsLostBehindHeldHellos) {
     subscriber.Connect(where_);
     subscriber.Subscribe();
     Settle(publisher, subscriber);
-    // This rank has confirmed and does not read while the others are still being waited for.
-    for (int i = 0; i < 2000 + 1500;
-         ++i) {  // 1500: what the kernel's socket buffers hold on top of both high-water marks
-        publisher.Send("hello");
-        const auto until = Clock::now() + std::chrono::microseconds{20};
-        while (Clock::now() < until) {
+    // This rank has confirmed and does not read while the others are still being waited for. Frames of 8 KiB,
+    // because the kernel's buffers hold few of them; pauses, because libzmq's thread must have had the time
+    // to fill everything between the two ends before the last frame comes.
+    const std::string hello(8192, 'h');
+    for (int round = 0; round < 12; ++round) {
+        for (int i = 0; i < 500; ++i) {
+            publisher.Send(hello);
         }
+        std::this_thread::sleep_for(std::chrono::milliseconds{round < 11 ? 20 : 0});
     }
     publisher.Send("done");
     bool done = false;
