@@ -139,6 +139,7 @@ TEST(Grammar, HostileGrammarsEndAsErrorsOrAnswersNeverAsAStall) {
         chain,
         "root ::= " + Repeat("\"a\"? ", 5000),
         "root ::= " + Repeat("(\"a\" | \"b\")* ", 3000),
+        // NOLINTNEXTLINE(bugprone-suspicious-missing-comma): one grammar on two lines
         "root ::= a a a a a a a a a a\na ::= b b b b b b b b b b\nb ::= c? c? c? c? c? c? c? c?\nc ::= "
         "\"a\"? \"y\"? \"z\"?",
         "root ::= [" + Repeat("a", 60000) + "]",

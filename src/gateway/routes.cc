@@ -503,8 +503,8 @@ void ShardHandler::WorkersRemove(http::Exchange& exchange) {
 // ------------------------------------------------------------------------------------------------------------
 // administration
 
-void ShardHandler::Admin(http::Exchange& exchange, group::AdminCall call,
-                         std::vector<std::shared_ptr<GroupEntry>> groups, AdminDone done) {
+void ShardHandler::Admin(http::Exchange& exchange, const group::AdminCall& call,
+                         const std::vector<std::shared_ptr<GroupEntry>>& groups, const AdminDone& done) {
     if (groups.empty()) {
         ReplyError(exchange, Error{ErrorCode::kUnavailable, "No engine group is configured.", "", true});
         return;

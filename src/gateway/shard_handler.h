@@ -146,8 +146,8 @@ class ShardHandler final : public http::Handler {
     void StopProfile(http::Exchange& exchange);
 
     using AdminDone = std::function<void(http::Exchange&, const std::vector<AdminAnswer>&)>;
-    void Admin(http::Exchange& exchange, group::AdminCall call,
-               std::vector<std::shared_ptr<GroupEntry>> groups, AdminDone done);
+    void Admin(http::Exchange& exchange, const group::AdminCall& call,
+               const std::vector<std::shared_ptr<GroupEntry>>& groups, const AdminDone& done);
     void AdminAll(http::Exchange& exchange, group::AdminCall call, AdminDone done);
     void AdminSimple(http::Exchange& exchange, group::AdminCall call);
     /// Asks every rank a yes-or-no question; {key: true} if any says yes. `key` is a literal.

@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
         args[arg.substr(0, eq)] = eq == std::string::npos ? "1" : arg.substr(eq + 1);
     }
     const auto number = [&](const char* key, double fallback) {
-        return args.count(key) != 0 ? std::atof(args[key].c_str()) : fallback;
+        return args.contains(key) ? std::atof(args[key].c_str()) : fallback;
     };
     Config config;
     config.rank = static_cast<int>(number("rank", 0));
@@ -139,7 +139,7 @@ int main(int argc, char** argv) {
     config.stall_after = Seconds{number("stall_after", 0)};
     config.max_lag_steps = static_cast<int>(number("lag", 2));
     // digest=N: this rank's state is another one from step N on; 0 = never.
-    config.digest = args.count("digest") != 0;
+    config.digest = args.contains("digest");
     const auto odd_from = static_cast<std::uint64_t>(number("digest", 0));
     const auto digest_of = [&](std::uint64_t step) {
         return step + (odd_from != 0 && step >= odd_from ? 1U : 0U);
@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
     const auto frames_per_step = static_cast<std::uint64_t>(number("frames", 1));
     const auto bytes = static_cast<std::size_t>(number("bytes", 64));
     const auto slow_us = static_cast<unsigned>(number("slow_us", 0));
-    const bool idle = args.count("idle") != 0;
+    const bool idle = args.contains("idle");
     const auto failed = [](const Failure& failure) {
         Say(Describe(failure));
         return 3;
@@ -185,7 +185,7 @@ int main(int argc, char** argv) {
         if (!joined) {
             return failed(joined.failure());
         }
-        if (args.count("say_joined") != 0) {
+        if (args.contains("say_joined")) {
             Say("joined");
         }
         for (std::uint64_t s = 1; s <= steps; ++s) {
@@ -233,10 +233,10 @@ int main(int argc, char** argv) {
     if (!joined) {
         return failed(joined.failure());
     }
-    if (args.count("say_joined") != 0) {
+    if (args.contains("say_joined")) {
         Say("joined");
     }
-    if (args.count("leak") != 0) {
+    if (args.contains("leak")) {
         Leak();
     }
     std::uint64_t got_steps = 0;

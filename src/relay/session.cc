@@ -404,6 +404,7 @@ void Session::RunFailureActions() noexcept {
 
 std::vector<double> Session::BeatAges() const {
     std::vector<double> ages;
+    ages.reserve(ages_.size());
     for (int r = 0; r < config_.size; ++r) {
         ages.push_back(ages_[static_cast<std::size_t>(r)].load(std::memory_order_relaxed));
     }
