@@ -331,7 +331,8 @@ void LeaderSession::OnMessage(Peer& peer, const Message& message) noexcept {
 }
 
 void LeaderSession::OnPeerGone(Peer& peer, bool process_gone) noexcept {
-    if (ended_.load()) {
+    // Once all have said BYE, Finish may have returned on its way to END: whoever goes then has finished.
+    if (ended_.load() || (joined_ && byes_.load() == AllByes())) {
         return;
     }
     if (!going_) {

@@ -460,11 +460,15 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
         Fail(announced.failure());
         return Cause();
     }
-    const std::uint64_t everybody =
-        ((config_.size == kMaxRanks ? 0 : std::uint64_t{1} << config_.size) - 1) & ~std::uint64_t{1};
+    const std::uint64_t everybody = AllByes();
     for (;;) {
         const bool done = leader_ ? byes_.load() == everybody : ended_.load();
         if (done) {
+            // A rank that was lost before the last BYE came has been reported to all: then this is no orderly
+            // end.
+            if (leader_ && board().failed()) {
+                return Cause();
+            }
             break;
         }
         if (const Stop stop = call.Check(); stop == Stop::kFailed || stop == Stop::kClosed) {

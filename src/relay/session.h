@@ -73,6 +73,10 @@ class Session : public std::enable_shared_from_this<Session> {
     bool shared_board() const noexcept { return config_.backend == Backend::kRing; }
     std::uint64_t current_step() const noexcept { return step_.load(std::memory_order_relaxed); }
     Nanos CallSlice() const noexcept;
+    /// byes_ once every follower has called Finish.
+    std::uint64_t AllByes() const noexcept {
+        return ((config_.size == kMaxRanks ? 0 : std::uint64_t{1} << config_.size) - 1) & ~std::uint64_t{1};
+    }
     Peer* FindPeer(int rank) noexcept;
 
     virtual void OnMessage(Peer& peer, const Message& message) noexcept = 0;
