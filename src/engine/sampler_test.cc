@@ -93,7 +93,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
     EXPECT_NEAR(counts.at(2), 4'000, 300);
     sequence.request.sampling.temperature = 0.5;  // squares: 25 9 4
     const auto cold = Draws(sequence, logits, 20'000);
-    EXPECT_NEAR(cold.at(0), 20'000 * 25 / 38, 300);
+    EXPECT_NEAR(cold.at(0), 20'000.0 * 25 / 38, 300);
 }
 
 TEST(Sampler, TopKTopPAndMinPCut) {

@@ -663,7 +663,6 @@ TEST(RankLoss, OfADenseGroupFailsOnlyItsOwnAndRetriesWhatShowedNothing) {
     for (int i = 0; i < 64; ++i) {
         streams.push_back(d.Submit());
     }
-    int victims_started = 0;
     for (std::size_t i = 0; i < streams.size(); i += 2) {
         d.Token(streams[i]);
         d.Token(streams[i]);
@@ -673,7 +672,6 @@ TEST(RankLoss, OfADenseGroupFailsOnlyItsOwnAndRetriesWhatShowedNothing) {
     for (std::size_t i = 0; i < streams.size(); ++i) {
         if (d.Of(streams[i]).rank == 1) {
             (i % 2 == 0 ? must_fail : must_move).insert(streams[i]);
-            victims_started += i % 2 == 0 ? 1 : 0;
         }
     }
     std::map<StreamKey, Sent> before;
