@@ -14,7 +14,7 @@ PEERS ?=
 JOBS ?= $(shell nproc)
 export PORT HOST MODEL ARGS PRESET FILTER FUZZ_SECONDS PEERS JOBS
 
-.PHONY: help serve test build test-asan test-tsan fuzz test-vllm test-vllm-short test-tokenspeed test-tokenspeed-short test-sdk \
+.PHONY: help serve test build test-asan test-tsan test-asan-short test-tsan-short fuzz test-vllm test-vllm-short test-tokenspeed test-tokenspeed-short test-sdk \
 	test-text test-judges test-relay test-soak bench bench-relay wheel deb lint docs clean
 
 help: ## this list
@@ -34,6 +34,12 @@ test-asan: ## unit tests and fuzz seeds under AddressSanitizer and UBSan
 
 test-tsan: ## unit tests under ThreadSanitizer
 	@scripts/sanitize.sh tsan
+
+test-asan-short: ## the process suites under ASan and UBSan (what CI runs)
+	@scripts/sanitize.sh asan short
+
+test-tsan-short: ## threaded unit tests and stream and fault suites under TSan (what CI runs)
+	@scripts/sanitize.sh tsan short
 
 fuzz: ## every fuzz target for FUZZ_SECONDS
 	@scripts/fuzz.sh

@@ -11,7 +11,7 @@ build=(ca-certificates make g++ cmake ninja-build ccache python3 python3-pip pyt
 case "$purpose" in
     serve) packages=("${build[@]}") ;;
     test) packages=("${build[@]}" libgtest-dev libbenchmark-dev curl) ;;
-    fuzz) packages=("${build[@]}" clang-16 libclang-rt-16-dev) ;;
+    fuzz) packages=("${build[@]}" clang-16 libclang-rt-16-dev llvm) ;;
     lint) packages=("${build[@]}" libgtest-dev libbenchmark-dev clang-16 clang-format-16 clang-tidy-16) ;;
     lanes) packages=("${build[@]}" curl) ;;
     bench) packages=("${build[@]}" libbenchmark-dev valgrind) ;;
