@@ -222,12 +222,12 @@ void EngineCore::Drain() {
 void EngineCore::Pause(std::string_view mode, UtilityAnswer answer) {
     if (mode == "keep") {
         scheduler_.SetPause(PauseState::kPausedAll);
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (mode == "wait") {
         scheduler_.SetPause(PauseState::kPausedNew);
         if (waiting_for_drain_.size() >= kMaxPauseWaiters) {
             answer.failure = "too many pause calls are waiting";
-            Answer(std::move(answer));
+            Answer(answer);
             return;
         }
         waiting_for_drain_.push_back(std::move(answer));
@@ -235,10 +235,10 @@ void EngineCore::Pause(std::string_view mode, UtilityAnswer answer) {
     } else if (mode == "abort") {
         scheduler_.SetPause(PauseState::kPausedNew);
         AbortAll();
-        Answer(std::move(answer));
+        Answer(answer);
     } else {
         answer.failure = "unknown pause mode '" + std::string{mode.substr(0, 32)} + "': abort, wait or keep";
-        Answer(std::move(answer));
+        Answer(answer);
     }
 }
 
@@ -248,7 +248,7 @@ void EngineCore::AnswerWhenDrained() {
         return;
     }
     for (UtilityAnswer& answer : waiting_for_drain_) {
-        Answer(std::move(answer));
+        Answer(answer);
     }
     waiting_for_drain_.clear();
 }
@@ -260,7 +260,7 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
     const auto fail = [&](const std::string& why) {
         answer.failure = "Call to " + std::string{call.method.substr(0, 128)} + " method failed: " + why;
         answer.result.clear();
-        Answer(std::move(answer));
+        Answer(answer);
     };
     if (!call.refusal.empty()) {
         fail(call.refusal);
@@ -279,7 +279,7 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
         }
         answer.result =
             MsgBool(method == "is_sleeping" ? sleeping_ : scheduler_.pause() != PauseState::kRunning);
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (method == "get_supported_tasks") {
         if (!args.Complete()) {
             return bad_arguments();
@@ -287,7 +287,7 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
         wire::Writer writer{answer.result};
         writer.Array(1);
         writer.Str("generate");
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (method == "pause_scheduler") {
         const std::string_view mode = args.Str("abort");
         const bool clear = args.Bool(true);
@@ -304,7 +304,7 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
         }
         scheduler_.SetPause(PauseState::kRunning);
         AnswerWhenDrained();
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (method == "sleep") {
         const std::int64_t level = args.Int(1);
         const std::string_view mode = args.Str("abort");
@@ -322,7 +322,7 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
         sleeping_ = false;
         scheduler_.SetPause(PauseState::kRunning);
         AnswerWhenDrained();
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (method == "reset_prefix_cache") {
         const bool reset_running = args.Bool(false);
         args.Bool(false);  // reset_connector: there is none
@@ -338,13 +338,13 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
             prefix_reset_ = true;
         }
         answer.result = MsgBool(free);
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (method == "reset_mm_cache" || method == "reset_encoder_cache" ||
                method == "execute_dummy_batch") {
         if (!args.Complete()) {
             return bad_arguments();
         }
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (method == "rankgate_stats") {
         const wire::LoadSnapshot load = Load();
         const std::pair<std::string_view, std::uint64_t> entries[] = {
@@ -368,7 +368,7 @@ void EngineCore::OnUtility(const UtilityCommand& call, std::int32_t input_client
             writer.Str(key);
             writer.Uint(value);
         }
-        Answer(std::move(answer));
+        Answer(answer);
     } else if (method == "add_lora" || method == "remove_lora" || method == "pin_lora" ||
                method == "list_loras") {
         fail("this engine has no LoRA support");

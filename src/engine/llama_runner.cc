@@ -322,13 +322,12 @@ ItemResult LlamaRunner::SampleWithGrammar(const Sequence& sequence, GrammarState
     }
     result.kind = ItemResult::Kind::kToken;
     result.token = SampleToken(sequence, logits, allowed_, scratch_);
-    if (allowed_[static_cast<std::size_t>(result.token)] == 0) {
-        // Masks and grammar leave nothing over (a bad word that the grammar demands, say).
-        result.kind = ItemResult::Kind::kFailed;
-    } else if (llama_vocab_is_eog(vocab_, result.token)) {
+    // Masks and grammar may leave nothing over (a bad word that the grammar demands, say).
+    const bool allowed = allowed_[static_cast<std::size_t>(result.token)] != 0;
+    if (allowed && llama_vocab_is_eog(vocab_, result.token)) {
         result.finish =
             wire::FinishReason::kStop;  // the grammar is complete, whatever the request calls its EOS
-    } else if (!grammar.Accept(Tokens().piece(result.token)).ok()) {
+    } else if (!allowed || !grammar.Accept(Tokens().piece(result.token)).ok()) {
         result.kind = ItemResult::Kind::kFailed;
     }
     return result;
