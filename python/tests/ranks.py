@@ -478,5 +478,7 @@ def engine():
 
 
 if __name__ == "__main__":
+    # A shell starts its background jobs with SIGINT ignored; Python then leaves it so, and these tests are about what it does otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     globals()[SPEC["case"]]()
     say("end")
