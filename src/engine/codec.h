@@ -117,7 +117,7 @@ class Codec {
                                const UtilityAnswer& answer, Outbox& out) = 0;
 };
 
-std::unique_ptr<Codec> MakeVllmCodec(RequestLimits limits);
-std::unique_ptr<Codec> MakeTokenSpeedCodec(RequestLimits limits);
+std::unique_ptr<Codec> MakeVllmCodec(const RequestLimits& limits);
+std::unique_ptr<Codec> MakeTokenSpeedCodec(const RequestLimits& limits);
 
 }  // namespace rankgate::engine

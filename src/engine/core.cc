@@ -78,8 +78,7 @@ std::unique_ptr<Codec> MakeCodec(const CoreConfig& config, const ModelFacts& fac
     limits.max_model_len = config.scheduler.max_model_len;
     limits.vocab_size = facts.vocab_size;
     limits.eos_token_ids = facts.eos_token_ids;
-    return config.dialect == wire::Dialect::kVllm ? MakeVllmCodec(std::move(limits))
-                                                  : MakeTokenSpeedCodec(std::move(limits));
+    return config.dialect == wire::Dialect::kVllm ? MakeVllmCodec(limits) : MakeTokenSpeedCodec(limits);
 }
 
 }  // namespace

@@ -152,8 +152,8 @@ class TokenSpeedCodec final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<Codec> MakeTokenSpeedCodec(RequestLimits limits) {
-    return std::make_unique<TokenSpeedCodec>(std::move(limits));
+std::unique_ptr<Codec> MakeTokenSpeedCodec(const RequestLimits& limits) {
+    return std::make_unique<TokenSpeedCodec>(limits);
 }
 
 }  // namespace rankgate::engine

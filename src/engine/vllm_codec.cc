@@ -147,8 +147,8 @@ class VllmCodec final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<Codec> MakeVllmCodec(RequestLimits limits) {
-    return std::make_unique<VllmCodec>(std::move(limits));
+std::unique_ptr<Codec> MakeVllmCodec(const RequestLimits& limits) {
+    return std::make_unique<VllmCodec>(limits);
 }
 
 }  // namespace rankgate::engine

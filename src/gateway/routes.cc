@@ -544,14 +544,14 @@ void ShardHandler::Admin(http::Exchange& exchange, const group::AdminCall& call,
     }
 }
 
-void ShardHandler::AdminAll(http::Exchange& exchange, group::AdminCall call, AdminDone done) {
+void ShardHandler::AdminAll(http::Exchange& exchange, const group::AdminCall& call, const AdminDone& done) {
     std::vector<std::shared_ptr<GroupEntry>> groups;
     for (const auto& entry : table_->entries) {
         if (entry->managed()) {
             groups.push_back(entry);
         }
     }
-    Admin(exchange, std::move(call), std::move(groups), std::move(done));
+    Admin(exchange, call, groups, done);
 }
 
 /// Answers with the failures, if there are any: a call that only some ranks obeyed has failed.
@@ -580,8 +580,8 @@ bool ShardHandler::AdminFailed(http::Exchange& exchange, const std::vector<Admin
     return true;
 }
 
-void ShardHandler::AdminSimple(http::Exchange& exchange, group::AdminCall call) {
-    AdminAll(exchange, std::move(call), [this](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
+void ShardHandler::AdminSimple(http::Exchange& exchange, const group::AdminCall& call) {
+    AdminAll(exchange, call, [this](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
         if (!AdminFailed(to, answers)) {
             ReplyJson(to, R"({"status":"ok"})");
         }
@@ -606,32 +606,31 @@ void ShardHandler::Sleep(http::Exchange& exchange) {
         }
         call.mode = *mode;
     }
-    AdminSimple(exchange, std::move(call));
+    AdminSimple(exchange, call);
 }
 
 void ShardHandler::WakeUp(http::Exchange& exchange) {
     group::AdminCall call;
     call.method = group::AdminMethod::kWakeUp;
     call.tags = QueryValues(exchange.request().query(), "tags");
-    AdminSimple(exchange, std::move(call));
+    AdminSimple(exchange, call);
 }
 
 void ShardHandler::AdminAny(http::Exchange& exchange, group::AdminMethod method, std::string_view key) {
     group::AdminCall call;
     call.method = method;
-    AdminAll(exchange, std::move(call),
-             [this, key](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
-                 if (AdminFailed(to, answers)) {
-                     return;
-                 }
-                 bool any = false;
-                 for (const AdminAnswer& answer : answers) {
-                     for (const group::AdminReply& reply : answer.replies) {
-                         any = any || reply.value == "true";
-                     }
-                 }
-                 ReplyJson(to, "{\"" + std::string(key) + (any ? "\":true}" : "\":false}"));
-             });
+    AdminAll(exchange, call, [this, key](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
+        if (AdminFailed(to, answers)) {
+            return;
+        }
+        bool any = false;
+        for (const AdminAnswer& answer : answers) {
+            for (const group::AdminReply& reply : answer.replies) {
+                any = any || reply.value == "true";
+            }
+        }
+        ReplyJson(to, "{\"" + std::string(key) + (any ? "\":true}" : "\":false}"));
+    });
 }
 
 void ShardHandler::IsSleeping(http::Exchange& exchange) {
@@ -655,13 +654,13 @@ void ShardHandler::Pause(http::Exchange& exchange) {
         return;
     }
     call.clear_cache = *clear;
-    AdminSimple(exchange, std::move(call));
+    AdminSimple(exchange, call);
 }
 
 void ShardHandler::Resume(http::Exchange& exchange) {
     group::AdminCall call;
     call.method = group::AdminMethod::kResume;
-    AdminSimple(exchange, std::move(call));
+    AdminSimple(exchange, call);
 }
 
 void ShardHandler::IsPaused(http::Exchange& exchange) {
@@ -680,19 +679,19 @@ void ShardHandler::ResetPrefixCache(http::Exchange& exchange) {
     }
     call.reset_running_requests = *running;
     call.reset_connector = *connector;
-    AdminSimple(exchange, std::move(call));
+    AdminSimple(exchange, call);
 }
 
 void ShardHandler::StartProfile(http::Exchange& exchange) {
     group::AdminCall call;
     call.method = group::AdminMethod::kStartProfile;
-    AdminSimple(exchange, std::move(call));
+    AdminSimple(exchange, call);
 }
 
 void ShardHandler::StopProfile(http::Exchange& exchange) {
     group::AdminCall call;
     call.method = group::AdminMethod::kStopProfile;
-    AdminSimple(exchange, std::move(call));
+    AdminSimple(exchange, call);
 }
 
 void ShardHandler::LoadLora(http::Exchange& exchange) {

@@ -148,8 +148,8 @@ class ShardHandler final : public http::Handler {
     using AdminDone = std::function<void(http::Exchange&, const std::vector<AdminAnswer>&)>;
     void Admin(http::Exchange& exchange, const group::AdminCall& call,
                const std::vector<std::shared_ptr<GroupEntry>>& groups, const AdminDone& done);
-    void AdminAll(http::Exchange& exchange, group::AdminCall call, AdminDone done);
-    void AdminSimple(http::Exchange& exchange, group::AdminCall call);
+    void AdminAll(http::Exchange& exchange, const group::AdminCall& call, const AdminDone& done);
+    void AdminSimple(http::Exchange& exchange, const group::AdminCall& call);
     /// Asks every rank a yes-or-no question; {key: true} if any says yes. `key` is a literal.
     void AdminAny(http::Exchange& exchange, group::AdminMethod method, std::string_view key);
     bool AdminFailed(http::Exchange& exchange, const std::vector<AdminAnswer>& answers);

@@ -937,8 +937,8 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
         });
     }
 
-    // NOLINTNEXTLINE(performance-unnecessary-value-param): it is moved from; in a template clang-tidy does
-    // not see it
+    // `done` is moved from, which clang-tidy does not see in a template.
+    // NOLINTNEXTLINE(performance-unnecessary-value-param)
     void FanOut(const AdminCall& call, std::function<void(std::vector<AdminReply>)> done) {
         PendingAdmin pending;
         pending.method = call.method;

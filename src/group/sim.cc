@@ -75,6 +75,7 @@ std::vector<Arrival> MakeTrace(Trace trace, const SimOptions& options, std::uint
     std::vector<Arrival> arrivals;
     const double scale = options.load * options.ranks / 4.0;
     const auto poisson = [&](double rate, auto make) {
+        // Simulated time, and no count: NOLINTNEXTLINE(clang-analyzer-security.FloatLoopCounter)
         for (double t = rng.Exponential(1 / rate); t < options.seconds; t += rng.Exponential(1 / rate)) {
             arrivals.push_back(make(t));
         }
@@ -86,6 +87,7 @@ std::vector<Arrival> MakeTrace(Trace trace, const SimOptions& options, std::uint
             break;
         case Trace::kBurst:
             poisson(20 * scale, chat);
+            // NOLINTNEXTLINE(clang-analyzer-security.FloatLoopCounter)
             for (double t = 1; t < options.seconds; t += rng.Exponential(2.0)) {
                 for (int i = 0; i < static_cast<int>(50 * scale); ++i) {
                     arrivals.push_back(chat(t));
