@@ -12,23 +12,14 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/fuzz_directory.h"
 #include "engine/mailbox.h"
 
 namespace {
 
-// One file for the life of the process, in a directory of mode 0700; libFuzzer has no end to remove them at.
+// One file for the life of the process, in a directory of mode 0700.
 const std::string& PagePath() {
-    static const std::string path = [] {
-        std::string directory = "/tmp/rankgate-load-page-fuzz-XXXXXX";
-        RG_CHECK(::mkdtemp(directory.data()) != nullptr);
-        static std::string made;
-        made = directory;
-        std::atexit([] {
-            ::unlink((made + "/page").c_str());
-            ::rmdir(made.c_str());
-        });
-        return directory + "/page";
-    }();
+    static const std::string path = rankgate::FuzzDirectory("load-page") + "/page";
     return path;
 }
 

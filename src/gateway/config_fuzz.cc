@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/fuzz_directory.h"
 #include "gateway/flags.h"
 #include "gateway/options.h"
 
@@ -19,17 +20,7 @@ using namespace rankgate;           // NOLINT: a program of one file
 using namespace rankgate::gateway;  // NOLINT
 
 const std::string& ConfigPath() {
-    static const std::string path = [] {
-        std::string directory = "/tmp/rankgate-config-fuzz-XXXXXX";
-        RG_CHECK(::mkdtemp(directory.data()) != nullptr);
-        static std::string made;
-        made = directory;
-        std::atexit([] {
-            std::error_code ignored;
-            std::filesystem::remove_all(made, ignored);
-        });
-        return directory + "/g.toml";
-    }();
+    static const std::string path = FuzzDirectory("config") + "/g.toml";
     return path;
 }
 

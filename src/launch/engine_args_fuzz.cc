@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/fuzz_directory.h"
 #include "launch/engine_args.h"
 
 namespace {
@@ -28,18 +29,7 @@ void CheckCommands(const EngineRequest& request, const std::vector<EngineCommand
 }
 
 const std::string& ModelDirectory() {
-    static const std::string directory = [] {
-        std::string name = "/tmp/rankgate-engine-args-fuzz-XXXXXX";
-        RG_CHECK(::mkdtemp(name.data()) != nullptr);
-        static std::string made;
-        made = name;
-        std::atexit([] {
-            std::error_code ignored;
-            std::filesystem::remove_all(made, ignored);
-        });
-        return name;
-    }();
-    return directory;
+    return rankgate::FuzzDirectory("engine-args");
 }
 
 }  // namespace

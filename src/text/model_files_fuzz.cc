@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/fuzz_directory.h"
 #include "text/backends.h"
 #include "text/model_assets.h"
 
@@ -33,16 +34,9 @@ namespace {
 
 const std::string& ModelDirectory() {
     static const std::string directory = [] {
-        std::string name = "/tmp/rankgate-model-files-fuzz-XXXXXX";
-        RG_CHECK(::mkdtemp(name.data()) != nullptr);
-        std::ofstream{name + "/tokenizer.json"} << "{}";
-        static std::string made;
-        made = name;
-        std::atexit([] {
-            std::error_code ignored;
-            std::filesystem::remove_all(made, ignored);
-        });
-        return name;
+        const std::string& made = rankgate::FuzzDirectory("model-files");
+        std::ofstream{made + "/tokenizer.json"} << "{}";
+        return made;
     }();
     return directory;
 }
