@@ -91,49 +91,31 @@ Result<std::string> StringField(const json::object& object, const char* key, boo
     return std::string{value->as_string()};
 }
 
-/// Reading a large body away from the shard.
+/// Work away from the shard; its result goes back there.
 template <class T>
-class ParseJob final : public PrepareJob {
+class AsideJob final : public PrepareJob {
   public:
-    using Parse = Result<T> (api::Parser::*)(const std::string&) noexcept;
-    ParseJob(std::string body, Parse parse, std::function<void(std::shared_ptr<Result<T>>)> done)
-        : body_{std::move(body)}, parse_{parse}, done_{std::move(done)} {}
+    AsideJob(std::function<T()> work, std::function<void(std::shared_ptr<T>)> done)
+        : work_{std::move(work)}, done_{std::move(done)} {}
 
     void Run() noexcept override {
-        api::Parser parser;  // its tables are as large as the body: not kept
-        auto parsed = std::make_shared<Result<T>>((parser.*parse_)(body_));
-        std::string{}.swap(body_);
-        done_(std::move(parsed));
+        auto result = std::make_shared<T>(work_());
+        work_ = nullptr;  // what it holds may be large: freed here
+        done_(std::move(result));
     }
 
   private:
-    std::string body_;
-    Parse parse_;
-    std::function<void(std::shared_ptr<Result<T>>)> done_;
+    std::function<T()> work_;
+    std::function<void(std::shared_ptr<T>)> done_;
 };
 
-/// Tokenizing away from the shard; answers through its parked reply.
-class TokenizeJob final : public PrepareJob {
-  public:
-    TokenizeJob(api::TokenizeRequest parsed, std::shared_ptr<const api::ModelInfo> model,
-                std::function<void(Result<std::string>)> done)
-        : request_{std::move(parsed)}, model_{std::move(model)}, done_{std::move(done)} {}
-
-    static Result<std::string> Answer(const api::TokenizeRequest& request, const api::ModelInfo& model) {
-        auto tokens = api::PrepareTokenize(request, model);
-        if (!tokens) {
-            return tokens.error();
-        }
-        return api::TokenizeJson(request, model, *tokens);
+Result<std::string> TokenizeAnswer(const api::TokenizeRequest& request, const api::ModelInfo& model) {
+    auto tokens = api::PrepareTokenize(request, model);
+    if (!tokens) {
+        return tokens.error();
     }
-
-    void Run() noexcept override { done_(Answer(request_, *model_)); }
-
-  private:
-    api::TokenizeRequest request_;
-    std::shared_ptr<const api::ModelInfo> model_;
-    std::function<void(Result<std::string>)> done_;
-};
+    return api::TokenizeJson(request, model, *tokens);
+}
 
 void AppendGroup(std::string& out, const GroupEntry& entry, const group::GroupSnapshot& snapshot) {
     out += "{\"name\":";
@@ -218,6 +200,23 @@ void ShardHandler::Model(http::Exchange& exchange) {
 }
 
 template <class T>
+void ShardHandler::RunAside(PendingReply& reply, std::size_t bytes, std::function<T()> work,
+                            std::function<void(PendingReply&, T)> then) {
+    auto job = std::make_shared<AsideJob<T>>(
+        std::move(work), [this, id = reply.id(), then = std::move(then)](std::shared_ptr<T> result) {
+            shard_.Post([this, id, then, result = std::move(result)] {
+                if (PendingReply* waiting = FindReply(id)) {
+                    then(*waiting, std::move(*result));
+                }
+            });
+        });
+    reply.job = job;
+    if (!state_.pool->Submit(std::move(job), bytes)) {
+        ReplyError(reply.Take(), QueueFull());
+    }
+}
+
+template <class T>
 void ShardHandler::Parse(http::Exchange& exchange,
                          Result<T> (api::Parser::*parse)(const std::string&) noexcept,
                          void (ShardHandler::*then)(http::Exchange&, Result<T>, Arrival)) {
@@ -231,25 +230,22 @@ void ShardHandler::Parse(http::Exchange& exchange,
         return;
     }
     metrics_.prepare_pooled.Add(1);
+    auto held = std::make_shared<const std::string>(std::move(body));
     PendingReply& reply = Park(exchange);
     state_.requests_open.fetch_add(1, std::memory_order_relaxed);  // a drain waits for it
     reply.counted = true;
-    const std::uint64_t id = reply.id();
-    auto job = std::make_shared<ParseJob<T>>(
-        std::move(body), parse, [this, id, then, arrival](std::shared_ptr<Result<T>> parsed) {
-            shard_.Post([this, id, then, arrival, parsed = std::move(parsed)] {
-                if (PendingReply* waiting = FindReply(id)) {
-                    // Open throughout: what comes next counts itself.
-                    state_.requests_open.fetch_add(1, std::memory_order_relaxed);
-                    (this->*then)(waiting->Take(), std::move(*parsed), arrival);
-                    state_.requests_open.fetch_sub(1, std::memory_order_relaxed);
-                }
-            });
+    RunAside<Result<T>>(
+        reply, bytes,
+        [held = std::move(held), parse] {
+            api::Parser parser;  // its tables are as large as the body: not kept
+            return (parser.*parse)(*held);
+        },
+        [this, then, arrival](PendingReply& waiting, Result<T> parsed) {
+            // Open throughout: what comes next counts itself.
+            state_.requests_open.fetch_add(1, std::memory_order_relaxed);
+            (this->*then)(waiting.Take(), std::move(parsed), arrival);
+            state_.requests_open.fetch_sub(1, std::memory_order_relaxed);
         });
-    reply.job = job;
-    if (!state_.pool->Submit(std::move(job), bytes)) {
-        ReplyError(reply.Take(), QueueFull());
-    }
 }
 
 void ShardHandler::Chat(http::Exchange& exchange) {
@@ -286,23 +282,14 @@ void ShardHandler::Tokenized(http::Exchange& exchange, Result<api::TokenizeReque
     };
     const std::size_t bytes = ChatBytes(*parsed);
     if (bytes <= kInlineBytes) {
-        answer(exchange, TokenizeJob::Answer(*parsed, *model));
+        answer(exchange, TokenizeAnswer(*parsed, *model));
         return;
     }
-    PendingReply& reply = Park(exchange);
-    const std::uint64_t id = reply.id();
-    auto job = std::make_shared<TokenizeJob>(std::move(*parsed), model,
-                                             [this, id, answer](Result<std::string> body) {
-                                                 shard_.Post([this, id, answer, body = std::move(body)] {
-                                                     if (PendingReply* waiting = FindReply(id)) {
-                                                         answer(waiting->Take(), body);
-                                                     }
-                                                 });
-                                             });
-    reply.job = job;
-    if (!state_.pool->Submit(std::move(job), bytes)) {
-        ReplyError(reply.Take(), QueueFull());
-    }
+    auto request = std::make_shared<const api::TokenizeRequest>(std::move(*parsed));
+    RunAside<Result<std::string>>(
+        Park(exchange), bytes,
+        [request = std::move(request), model] { return TokenizeAnswer(*request, *model); },
+        [answer](PendingReply& waiting, const Result<std::string>& body) { answer(waiting.Take(), body); });
 }
 
 void ShardHandler::Detokenize(http::Exchange& exchange) {

@@ -120,6 +120,11 @@ class ShardHandler final : public http::Handler {
     void Tokenized(http::Exchange& exchange, Result<api::TokenizeRequest> parsed, Arrival arrival);
     void Detokenize(http::Exchange& exchange);
     void Detokenized(http::Exchange& exchange, Result<api::DetokenizeRequest> parsed, Arrival arrival);
+    /// Runs `work` on the pool (a job of that many bytes of text), then `then` on this shard if the parked
+    /// client is still there.
+    template <class T>
+    void RunAside(PendingReply& reply, std::size_t bytes, std::function<T()> work,
+                  std::function<void(PendingReply&, T)> then);
     /// Parses the body here or, when it is large, on the pool, and goes on with `then` on this shard.
     template <class T>
     void Parse(http::Exchange& exchange, Result<T> (api::Parser::*parse)(const std::string&) noexcept,
