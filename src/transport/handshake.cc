@@ -344,8 +344,8 @@ void FrontendHandshake::OnRegistration(std::string_view identity, std::span<cons
         return engine ? RefuseEngine(rank, facts.error().message)
                       : Refuse(rank, identity, facts.error().message);
     }
-    if (std::string misfit = Misfit(rank, *facts); !misfit.empty()) {
-        return RefuseEngine(rank, std::move(misfit));
+    if (const std::string misfit = Misfit(rank, *facts); !misfit.empty()) {
+        return RefuseEngine(rank, misfit);
     }
     Rank& state = ranks_[static_cast<std::size_t>(rank)];
     const Step at = step(rank);
