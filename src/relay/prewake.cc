@@ -25,6 +25,11 @@ void PreWake::Missed(Nanos looked, SteadyTime now) noexcept {
 }
 
 void PreWake::Displaced(SteadyTime now) noexcept {
+    const bool again = absent_at_ != 0 && windows_ + 1 - absent_at_ < kAbsenceWithin;
+    absent_at_ = windows_ + 1;
+    if (!again) {
+        return;
+    }
     const Nanos at = now.time_since_epoch();
     const Nanos until{rest_until_.load(std::memory_order_relaxed)};
     if (at < until) {
@@ -57,6 +62,7 @@ PreWake::Window PreWake::Next(SteadyTime now) noexcept {
     if (window.from < now + kShortestSleep) {
         window.from = now;
     }
+    ++windows_;
     return window;
 }
 

@@ -35,9 +35,12 @@ class PreWake {
     /// Looking in vain may take this much at once, and 1 / kWasteShare of the time in the long run.
     static constexpr Nanos kMostWaste = std::chrono::milliseconds{1};
     static constexpr int kWasteShare = 32;
-    /// Two looks further apart than this: somebody else wants this CPU, and whoever looks instead of sleeping
-    /// falls behind in its queue. No looking for a while then, twice as long each time that it happens again.
+    /// A thread that yields and is away from its CPU for longer than this was kept from it. Once in a while
+    /// that is the kernel's own work; again within so many windows, somebody else wants this CPU, and whoever
+    /// looks instead of sleeping falls behind in its queue. No looking for a while then, twice as long each
+    /// time that it happens again.
     static constexpr Nanos kLongestAbsence = std::chrono::microseconds{250};
+    static constexpr std::uint64_t kAbsenceWithin = 8;
     static constexpr Nanos kFirstRest = std::chrono::milliseconds{500};
     static constexpr Nanos kLongestRest = std::chrono::seconds{10};
     /// Upper bound of one window, hence of how long a follower looks without a sleep.
@@ -71,6 +74,8 @@ class PreWake {
     SteadyTime last_{};
     Nanos wasted_{0};  // not yet made up for by time
     SteadyTime paid_{};
+    std::uint64_t windows_{0};
+    std::uint64_t absent_at_{0};  // one more than windows_ at the last absence; 0 = never
     std::atomic<std::int64_t>& rest_until_;  // nanoseconds of the steady clock
     Nanos rest_{kFirstRest};
 };

@@ -153,6 +153,7 @@ TEST_F(PreWakeTest, WhoeverIsKeptFromItsCpuRestsTwiceAsLongEachTime) {
     Nanos rest = PreWake::kFirstRest;
     for (int i = 0; i < 8; ++i) {
         pre_wake_.Displaced(now_);
+        pre_wake_.Displaced(now_);
         EXPECT_EQ(rest_until_.load(), (now_.time_since_epoch() + rest).count());
         Steps(1, milliseconds{1});
         EXPECT_TRUE(pre_wake_.Next(now_).empty());
@@ -161,12 +162,31 @@ TEST_F(PreWakeTest, WhoeverIsKeptFromItsCpuRestsTwiceAsLongEachTime) {
     }
     now_ += PreWake::kLongestRest + milliseconds{1};
     pre_wake_.Displaced(now_);
+    pre_wake_.Displaced(now_);
+    EXPECT_EQ(rest_until_.load(), (now_.time_since_epoch() + PreWake::kFirstRest).count());
+}
+
+TEST_F(PreWakeTest, WhoeverIsKeptFromItsCpuOnceInAWhileGoesOnLooking) {
+    Steps(20, milliseconds{1});
+    for (int i = 0; i < 20; ++i) {
+        pre_wake_.Displaced(now_);
+        EXPECT_EQ(rest_until_.load(), 0);
+        for (std::uint64_t window = 0; window < PreWake::kAbsenceWithin; ++window) {
+            Steps(1, milliseconds{1});
+            EXPECT_FALSE(pre_wake_.Next(now_).empty());
+        }
+    }
+    pre_wake_.Displaced(now_);
+    Steps(1, milliseconds{1});
+    EXPECT_FALSE(pre_wake_.Next(now_).empty());
+    pre_wake_.Displaced(now_);
     EXPECT_EQ(rest_until_.load(), (now_.time_since_epoch() + PreWake::kFirstRest).count());
 }
 
 TEST_F(PreWakeTest, OneFollowersRestIsEverybodys) {
     PreWake other{rest_until_};
     Steps(20, milliseconds{1});
+    other.Displaced(now_);
     other.Displaced(now_);
     EXPECT_TRUE(pre_wake_.Next(now_).empty());
     pre_wake_.Displaced(now_);  // says nothing new
