@@ -41,7 +41,7 @@ class PreWake {
     /// time that it happens again.
     static constexpr Nanos kLongestAbsence = std::chrono::microseconds{250};
     static constexpr std::uint64_t kAbsenceWithin = 8;
-    static constexpr Nanos kFirstRest = std::chrono::milliseconds{500};
+    static constexpr Nanos kFirstRest = std::chrono::milliseconds{50};
     static constexpr Nanos kLongestRest = std::chrono::seconds{10};
     /// Upper bound of one window, hence of how long a follower looks without a sleep.
     static constexpr Nanos kLongestLook = kWidest + kEarly + kLate + kShortestSleep;
