@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::int64_t kOldestVllmMinor = 26;
 constexpr std::size_t kMaxTextInLog = 80;
+constexpr std::string_view kHashDiffers =
+    "parallel_config_hash differs from the other ranks': not one deployment";
 
 LogLimiter& RefusalLimiter() {
     static LogLimiter limiter{20};
@@ -259,8 +261,7 @@ void FrontendHandshake::OnReady(std::int32_t rank, const wire::Greeting& greetin
     Rank& state = ranks_[static_cast<std::size_t>(rank)];
     state.hash = greeting.parallel_config_hash.value_or("");
     if (HashMisfit(rank)) {
-        return Refuse(rank, IdentityOfRank(rank),
-                      "parallel_config_hash differs from the other ranks': not one deployment");
+        return Refuse(rank, IdentityOfRank(rank), std::string(kHashDiffers));
     }
     if (auto* initialised = std::get_if<Initialised>(&state.state)) {
         initialised->ready_seen = true;
@@ -288,8 +289,8 @@ bool FrontendHandshake::HashMisfit(std::int32_t rank) const {
     }
     for (std::size_t other = 0; other < ranks_.size(); ++other) {
         const Rank& they = ranks_[other];
-        if (other != static_cast<std::size_t>(rank) &&
-            they.state.index() >= static_cast<std::size_t>(Step::kRegistered) &&
+        // Live ones only: one that was refused itself says nothing about the group.
+        if (other != static_cast<std::size_t>(rank) && std::holds_alternative<Live>(they.state) &&
             !they.facts.parallel_config_hash.empty() && they.facts.parallel_config_hash != mine) {
             return true;
         }
@@ -368,10 +369,14 @@ void FrontendHandshake::OnRegistration(std::string_view identity, std::span<cons
     state.facts.parallel_config_hash = state.hash;
     state.state = Registered{clock_.Now()};
     Emit(HandshakeEvent::Kind::kRegistered, rank);
-    if (ready_seen) {
-        BecomeLive(rank);
-        std::get<Live>(state.state).ready_seen = true;
+    if (!ready_seen) {
+        return;
     }
+    if (HashMisfit(rank)) {  // its READY came first, and the others of another deployment meanwhile
+        return Refuse(rank, IdentityOfRank(rank), std::string(kHashDiffers));
+    }
+    BecomeLive(rank);
+    std::get<Live>(state.state).ready_seen = true;
 }
 
 void FrontendHandshake::BecomeLive(std::int32_t rank) {
@@ -420,7 +425,16 @@ void FrontendHandshake::Reattach(std::int32_t rank, RankFacts facts) {
     if (!std::holds_alternative<Absent>(state.state)) {
         return;
     }
+    // Others of another runtime or shape may have come before it was found again.
     state.hash = facts.parallel_config_hash;
+    std::string misfit = Misfit(rank, facts);
+    if (misfit.empty() && HashMisfit(rank)) {
+        misfit = kHashDiffers;
+    }
+    if (!misfit.empty()) {
+        state.hash.clear();
+        return Refuse(rank, IdentityOfRank(rank), std::move(misfit));
+    }
     state.facts = std::move(facts);
     BecomeLive(rank);
 }
@@ -430,7 +444,8 @@ void FrontendHandshake::OnTick() {
     for (std::int32_t rank = 0; rank < options_.size; ++rank) {
         Rank& state = ranks_[static_cast<std::size_t>(rank)];
         if (auto* registered = std::get_if<Registered>(&state.state)) {
-            if (now - registered->since >= kReadyGrace) {
+            // One whose READY was refused waits for those that it differs from to go.
+            if (now - registered->since >= kReadyGrace && !HashMisfit(rank)) {
                 LogWarning("ready_missing",
                            {{"rank", rank}, {"detail", "registered but sent no READY; serving it"}});
                 BecomeLive(rank);
@@ -475,9 +490,12 @@ std::optional<TimePoint> FrontendHandshake::next_deadline() const {
             next = at;
         }
     };
-    for (const Rank& rank : ranks_) {
+    for (std::int32_t number = 0; number < options_.size; ++number) {
+        const Rank& rank = ranks_[static_cast<std::size_t>(number)];
         if (const auto* registered = std::get_if<Registered>(&rank.state)) {
-            consider(registered->since + kReadyGrace);
+            if (!HashMisfit(number)) {
+                consider(registered->since + kReadyGrace);
+            }
         } else if (const auto* initialised = std::get_if<Initialised>(&rank.state)) {
             consider(initialised->next_progress_log);
             if (AwaitsInit(*initialised)) {

@@ -127,7 +127,7 @@ class FrontendHandshake {
     /// answered now.
     void OnLost(std::int32_t rank);
     /// Gateway restart: the rank's facts are known from before, and a probe reached it. Goes straight to
-    /// Live.
+    /// Live, unless ranks that came meanwhile are of another deployment.
     void Reattach(std::int32_t rank, RankFacts facts);
     /// Timeouts; call at next_deadline() or more often.
     void OnTick();

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both handshake machines against peers that say anything in any order: only a rank of the group becomes
-// live, only one that registered, and what is asked to be sent is a whole INIT. Input: a list of events
-// [what][rank][length][payload].
+// live, only one that registered or was known from before, ranks that are live together speak one wire and
+// are of one deployment, and what is asked to be sent is a whole INIT. The first byte says which machine and
+// whether the frontend's dialect is declared; then a list of events [what][rank][length][payload].
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -60,6 +62,13 @@ void TakeEvents(FrontendHandshake& machine, bool deliver) {
                 case Kind::kSendInit:
                     RG_CHECK(wire::DecodeInit(event.bytes).ok());
                     RG_CHECK(event.identity == machine.IdentityOfRank(event.rank));
+                    if (event.offer) {  // as FrontendLink does
+                        if (deliver && machine.step(event.rank) == Step::kAbsent) {
+                            machine.OnOfferTaken(event.rank);
+                            RG_CHECK(machine.step(event.rank) == Step::kInitialised);
+                        }
+                        break;
+                    }
                     deliver ? machine.OnInitSent(event.rank) : machine.OnInitUndeliverable(event.rank);
                     break;
                 case Kind::kLive:
@@ -77,10 +86,34 @@ void TakeEvents(FrontendHandshake& machine, bool deliver) {
     RG_CHECK(machine.TakeEvents().empty());
 }
 
-void Frontend(Dialect dialect, std::string_view input) {
+/// What is true of a group at any time, whoever said what.
+void CheckGroup(const FrontendHandshake& machine, std::optional<Dialect> declared) {
+    const RankFacts* first = nullptr;
+    const RankFacts* hashed = nullptr;
+    for (std::int32_t rank = 0; rank < kSize; ++rank) {
+        if (machine.step(rank) < Step::kRegistered) {
+            continue;
+        }
+        const RankFacts& facts = machine.facts(rank);
+        RG_CHECK(!declared || facts.ready.dialect == *declared);
+        first = first != nullptr ? first : &facts;
+        RG_CHECK(facts.ready.dialect == first->ready.dialect &&
+                 facts.ready.data_parallel_size == first->ready.data_parallel_size);
+        if (machine.step(rank) != Step::kLive) {
+            continue;
+        }
+        RG_CHECK(machine.dialect() == facts.ready.dialect);
+        if (!facts.parallel_config_hash.empty()) {
+            hashed = hashed != nullptr ? hashed : &facts;
+            RG_CHECK(facts.parallel_config_hash == hashed->parallel_config_hash);
+        }
+    }
+}
+
+void Frontend(std::optional<Dialect> declared, std::string_view input) {
     FakeClock clock;
     FrontendHandshakeOptions options;
-    options.dialect = dialect;
+    options.dialect = declared;
     options.size = kSize;
     options.base_index = kBase;
     options.addresses.inputs = {"ipc:///in"};
@@ -88,6 +121,7 @@ void Frontend(Dialect dialect, std::string_view input) {
     options.ready_timeout = std::chrono::seconds(20);
     FrontendHandshake machine{options, clock};
     std::array<bool, kSize> registered{};
+    std::optional<Dialect> runtime;  // once there is one it stays
     while (input.size() >= 3) {
         const auto what = static_cast<std::uint8_t>(input[0]);
         const auto who = static_cast<std::uint8_t>(input[1]);
@@ -100,6 +134,8 @@ void Frontend(Dialect dialect, std::string_view input) {
         std::string identity =
             (who & 0x80) != 0 ? payload.substr(0, who & 7) : wire::RankIdentity(kBase + rank);
         const bool mend = (what & 0x40) != 0;
+        const Dialect dialect =
+            declared ? *declared : ((what & 0x10) != 0 ? Dialect::kTokenSpeed : Dialect::kVllm);
         const std::int32_t sender = machine.RankOf(identity);
         RG_CHECK(sender >= -1 && sender < kSize);
         switch (what & 7) {
@@ -138,16 +174,31 @@ void Frontend(Dialect dialect, std::string_view input) {
             case 5:
                 clock.Advance(std::chrono::milliseconds(10) * who);
                 machine.OnTick();
+                RG_CHECK(!machine.next_deadline() || *machine.next_deadline() > clock.Now());
+                break;
+            case 6:
+                machine.OfferInit(rank);
                 break;
             default: {
-                auto facts = ParseReadyResponse(payload, dialect);
+                if (mend) {
+                    payload = GoodReady(dialect, (who & 0x40) != 0 ? kSize : 1);
+                }
+                auto facts = ParseReadyResponse(payload, declared);
                 RG_CHECK(facts.ok() || !facts.error().message.empty());
+                if (facts.ok()) {
+                    facts->parallel_config_hash = std::string((who & 0x20) != 0 ? 1 : 0, 'b');
+                    machine.Reattach(rank, *facts);
+                    registered[static_cast<std::size_t>(rank)] = true;
+                }
             }
         }
         TakeEvents(machine, (what & 0x80) == 0);
         for (std::int32_t r = 0; r < kSize; ++r) {
             RG_CHECK(machine.step(r) < Step::kRegistered || registered[static_cast<std::size_t>(r)]);
         }
+        CheckGroup(machine, declared);
+        RG_CHECK(!runtime || machine.dialect() == runtime);
+        runtime = machine.dialect();
         const auto deadline = machine.next_deadline();
         RG_CHECK(!deadline || *deadline > clock.Now() - std::chrono::hours(1));
     }
@@ -189,7 +240,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if ((data[0] & 2) != 0) {
         Engine(dialect, input);
     } else {
-        Frontend(dialect, input);
+        Frontend((data[0] & 4) != 0 ? std::nullopt : std::optional{dialect}, input);
     }
     return 0;
 }

@@ -366,6 +366,75 @@ TEST_F(FrontendHandshakeTest, RefusesReadyWithAnotherParallelConfigHash) {
     EXPECT_EQ(machine_->step(1), Step::kLive);
 }
 
+TEST_F(FrontendHandshakeTest, ARankOfAnotherConfigurationIsNotServedForWantOfAReady) {
+    Make(3);
+    for (std::int32_t rank = 0; rank < 3; ++rank) {
+        Hello(rank);
+    }
+    Register(0, Ready(3));
+    SayReady(0, "aaa");
+    Register(1, Ready(3));
+    SayReady(1, "bbb");
+    clock_.Advance(FrontendHandshake::kReadyGrace);
+    Tick();
+    EXPECT_EQ(machine_->step(1), Step::kRegistered);
+    // Nor does it ask to be looked at again and again, or keep out those that do fit.
+    const auto deadline = machine_->next_deadline();
+    EXPECT_TRUE(!deadline || *deadline > clock_.Now());
+    Register(2, Ready(3));
+    SayReady(2, "aaa");
+    EXPECT_EQ(machine_->step(2), Step::kLive);
+    machine_->OnLost(0);
+    Tick();
+    EXPECT_EQ(machine_->step(1), Step::kRegistered);
+    machine_->OnLost(2);
+    Tick();
+    EXPECT_EQ(machine_->step(1), Step::kLive) << "the ranks that it did not fit are gone";
+}
+
+TEST_F(FrontendHandshakeTest, HashesAreComparedAlsoWhereEveryReadyCameBeforeTheRegistrations) {
+    Make(2);
+    Hello(0);
+    Hello(1);
+    SayReady(0, "aaa");
+    SayReady(1, "bbb");
+    Register(0, Ready(2));
+    Register(1, Ready(2));
+    EXPECT_EQ(machine_->step(0), Step::kLive);
+    EXPECT_EQ(machine_->step(1), Step::kRegistered);
+    EXPECT_NE(LastReason(Kind::kRefused).find("hash"), std::string::npos);
+}
+
+TEST_F(FrontendHandshakeTest, ARankKnownFromBeforeIsNotTakenBackIntoAnotherDeployment) {
+    MakeAuto(2);
+    Hello(0);
+    Register(0, Ready(1, "tokenspeed-0.1.0", "i", Dialect::kTokenSpeed));
+    auto known = ParseReadyResponse(Ready(), std::nullopt);
+    ASSERT_TRUE(known.ok());
+    machine_->Reattach(1, *known);
+    Pump();
+    EXPECT_EQ(machine_->step(1), Step::kAbsent);
+    EXPECT_NE(LastReason(Kind::kRefused).find("wire"), std::string::npos);
+    SayReady(0);
+    EXPECT_EQ(machine_->dialect(), Dialect::kTokenSpeed);
+
+    Make(2);
+    Hello(0);
+    Register(0, Ready(2));
+    SayReady(0, "aaa");
+    machine_->Reattach(1, *known);
+    Pump();
+    EXPECT_EQ(machine_->step(1), Step::kAbsent) << "an independent rank beside lockstep ones";
+    known = ParseReadyResponse(Ready(2), std::nullopt);
+    ASSERT_TRUE(known.ok());
+    known->parallel_config_hash = "bbb";
+    machine_->Reattach(1, *known);
+    EXPECT_EQ(machine_->step(1), Step::kAbsent);
+    known->parallel_config_hash = "aaa";
+    machine_->Reattach(1, *known);
+    EXPECT_EQ(machine_->step(1), Step::kLive);
+}
+
 TEST_F(FrontendHandshakeTest, HelloOfALiveRankIsARestart) {
     Make(1);
     Hello(0);
