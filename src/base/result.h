@@ -32,7 +32,8 @@ struct Error {
     std::string message;
     /// The request field the error is about (OpenAI `error.param`); empty means null.
     std::string param;
-    /// True where the same request may succeed on another rank or a moment later.
+    /// True where the same request may succeed on another rank or a moment later. Of a kRankLost, false says
+    /// that it may have been the request that the rank died of.
     bool retryable{false};
 
     static Error Invalid(std::string param_name, std::string text) {

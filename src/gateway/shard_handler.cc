@@ -458,10 +458,8 @@ bool ShardHandler::OnHeaders(const http::Request& request, http::Response& refus
     const auto refuse = [&](const Error& error) {
         refusal.status = HttpStatus(error.code);
         refusal.body = ErrorJson(error);
-        if (refusal.status == 503 || refusal.status == 429) {
-            refusal.headers.emplace_back("Retry-After", "1");
-        } else if (refusal.status == 401) {
-            refusal.headers.emplace_back("WWW-Authenticate", "Bearer");
+        for (const auto& [name, value] : http::ErrorHeaders(error)) {
+            refusal.headers.emplace_back(name, value);
         }
         Count(refusal.status);
         return false;

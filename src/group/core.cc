@@ -749,7 +749,8 @@ void GroupCore<P>::LoseRequests(std::int32_t r, LossKind kind, std::string_view 
         const std::uint32_t next = slot.next;
         const bool decoded = slot.started || slot.send_seq <= rank.acked_seq;
         if (!(only_undecoded && decoded)) {
-            const bool may_retry = !slot.started && !slot.retried && !(suspect && slot.sent);
+            const bool harmless = !slot.retried && !(suspect && slot.sent);
+            const bool may_retry = harmless && !slot.started;
             QueueAbort(slot);
             bool moved = false;
             if (may_retry && !slot.pinned) {
@@ -766,7 +767,7 @@ void GroupCore<P>::LoseRequests(std::int32_t r, LossKind kind, std::string_view 
                      Error{ErrorCode::kRankLost,
                            "rank " + std::to_string(r) + " was lost (" + std::string{LossKindName(kind)} +
                                "): " + std::string{reason.substr(0, kMaxReason)},
-                           "", may_retry});
+                           "", harmless});
             }
         }
         index = next;

@@ -940,14 +940,28 @@ void Exchange::Respond(const Response& response) noexcept {
     connection->Respond(response.status, response.content_type, response.body, headers);
 }
 
+std::span<const HeaderView> ErrorHeaders(const Error& error) noexcept {
+    static constexpr std::array<HeaderView, 1> kRetryAfter{{{"Retry-After", "1"}}};
+    static constexpr std::array<HeaderView, 1> kAuthenticate{{{"WWW-Authenticate", "Bearer"}}};
+    static constexpr std::array<HeaderView, 1> kDoNotRetry{{{"x-should-retry", "false"}}};
+    const int status = HttpStatus(error.code);
+    if (status == 429 || status == 503) {
+        return kRetryAfter;
+    }
+    if (status == 401) {
+        return kAuthenticate;
+    }
+    if (error.code == ErrorCode::kNotImplemented || (error.code == ErrorCode::kRankLost && !error.retryable)) {
+        return kDoNotRetry;
+    }
+    return {};
+}
+
 void Exchange::RespondError(const Error& error, std::span<const HeaderView> headers) noexcept {
     const int status = HttpStatus(error.code);
     std::vector<HeaderView> all{headers.begin(), headers.end()};
-    if (status == 429 || status == 503) {
-        all.emplace_back("Retry-After", "1");
-    } else if (status == 401) {
-        all.emplace_back("WWW-Authenticate", "Bearer");
-    }
+    const std::span<const HeaderView> own = ErrorHeaders(error);
+    all.insert(all.end(), own.begin(), own.end());
     static_cast<Connection*>(this)->Respond(status, "application/json", ErrorJson(error), all);
 }
 

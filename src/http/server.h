@@ -92,6 +92,11 @@ class ExchangeListener {
 
 class Shard;
 
+/// What an error reply says beside its body: Retry-After with 503 and 429, WWW-Authenticate with 401, and
+/// `x-should-retry: false` where the SDKs of OpenAI would try again by the status alone but must not: what is
+/// not built, and a request that its rank may have died of.
+std::span<const HeaderView> ErrorHeaders(const Error& error) noexcept;
+
 /// One request and its answer on a connection. Shard-confined; owned by the server.
 class Exchange {
   public:
@@ -104,8 +109,7 @@ class Exchange {
     void Respond(int status, std::string_view content_type, std::string_view body,
                  std::span<const HeaderView> headers = {}) noexcept;
     void Respond(const Response& response) noexcept;
-    /// The error as an OpenAI error object with its status; 503 and 429 carry Retry-After, 401
-    /// WWW-Authenticate.
+    /// The error as an OpenAI error object with its status and its ErrorHeaders.
     void RespondError(const Error& error, std::span<const HeaderView> headers = {}) noexcept;
 
     /// 200, text/event-stream. The head leaves with the first flush. Chunked for HTTP/1.1, until close for

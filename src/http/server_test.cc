@@ -798,5 +798,23 @@ TEST_F(ServerTest, TheConnectionLimitHoldsNewOnesBackUntilOneEnds) {
     EXPECT_EQ(waiting.Read().status, 200);
 }
 
+TEST(ErrorHeadersTest, SayWhenToTryAgainAndWhenNot) {
+    const auto of = [](ErrorCode code, bool retryable = false) -> std::string {
+        std::string all;
+        for (const auto& [name, value] : ErrorHeaders(Error{code, "", "", retryable})) {
+            all += std::string{name} + ": " + std::string{value} + ";";
+        }
+        return all;
+    };
+    EXPECT_EQ(of(ErrorCode::kOverloaded), "Retry-After: 1;");
+    EXPECT_EQ(of(ErrorCode::kUnavailable), "Retry-After: 1;");
+    EXPECT_EQ(of(ErrorCode::kDraining), "Retry-After: 1;");
+    EXPECT_EQ(of(ErrorCode::kUnauthorized), "WWW-Authenticate: Bearer;");
+    EXPECT_EQ(of(ErrorCode::kNotImplemented), "x-should-retry: false;");
+    EXPECT_EQ(of(ErrorCode::kRankLost, false), "x-should-retry: false;");
+    EXPECT_EQ(of(ErrorCode::kRankLost, true), "");
+    EXPECT_EQ(of(ErrorCode::kInvalidArgument), "");  // no SDK tries a 400 again
+}
+
 }  // namespace
 }  // namespace rankgate::http

@@ -1,5 +1,6 @@
 """The official OpenAI Python SDK against a running server: BASE_URL, ROOT, MODEL."""
 import asyncio
+import concurrent.futures
 import json
 import os
 import time
@@ -7,6 +8,8 @@ import urllib.request
 
 import openai
 import pytest
+
+from rankgate_process import wait_for
 
 MODEL = os.environ["MODEL"]
 MESSAGES = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "What is the capital of France?"}]
@@ -282,6 +285,22 @@ def test_a_rank_that_dies_is_an_api_error_in_the_stream_and_a_503_after(small):
     # Clients that retry ride over a restart.
     small.start_rank()
     assert client.completions.create(model="m", prompt="x", max_tokens=2, extra_body={"ignore_eos": True}).choices[0].text
+
+
+def test_a_request_that_its_rank_may_have_died_of_is_not_sent_again_by_the_sdk(small):
+    """By its status alone (502) the SDK would carry it to the next rank, and the next."""
+    client = openai.OpenAI(base_url=small.server.base_url, api_key="sesame", max_retries=5, timeout=30)
+    tokens = small.server.metric("vllm:generation_tokens_total")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.completions.create, model="m", prompt="x", max_tokens=2000, extra_body={"ignore_eos": True})
+        wait_for("its first token", lambda: small.server.metric("vllm:generation_tokens_total") > tokens, 10)
+        small.kill_rank()
+        error = answer.exception(timeout=10)
+    small.start_rank()
+    assert isinstance(error, openai.InternalServerError) and error.status_code == 502 and error.code == "rank_lost", error
+    assert error.response.headers["x-should-retry"] == "false"
+    assert error.response.request.headers["x-stainless-retry-count"] == "0"
+
 
 
 @pytest.mark.asyncio
