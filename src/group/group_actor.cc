@@ -657,7 +657,9 @@ class Actor final : public GroupActor, private FrontendLink::Handler {
             OnUndecodable(connection_rank, decoded.error().message);
             return -1;
         }
-        std::int32_t rank = message_.engine_index - options_.link.base_index;
+        // Any 32-bit number on the TokenSpeed wire.
+        const std::int64_t named = std::int64_t{message_.engine_index} - options_.link.base_index;
+        std::int32_t rank = named >= 0 && named < size_ ? static_cast<std::int32_t>(named) : -1;
         if constexpr (!Protocol::kHasUtility) {
             if (!message_.names_rank && size_ == 1) {
                 rank = 0;  // older engines do not say; there is only one it can be
@@ -1224,8 +1226,6 @@ MadeActor Make(transport::Dialect dialect, GroupActorOptions options, std::uniqu
 
 Result<std::unique_ptr<GroupActor>> GroupActor::Start(GroupActorOptions options) {
     auto clock = std::make_shared<const SteadyClock>();
-    options.core.group = options.link.group;
-    options.core.size = options.link.size;
     std::random_device random;
     if (options.core.id_epoch == 0) {
         options.core.id_epoch = random() | 1U;
@@ -1236,17 +1236,23 @@ Result<std::unique_ptr<GroupActor>> GroupActor::Start(GroupActorOptions options)
                                            std::chrono::system_clock::now().time_since_epoch())
                                            .count());
     }
-    const auto dialect = options.link.dialect;
     auto link = FrontendLink::Bind(options.link, *clock);
     if (!link.ok()) {
         return link.error();
     }
-    if (dialect) {
-        return Make(*dialect, std::move(options), std::move(*link), std::move(clock)).actor;
+    return StartOn(std::move(options), std::move(*link), clock);
+}
+
+std::unique_ptr<GroupActor> GroupActor::StartOn(GroupActorOptions options, std::unique_ptr<FrontendLink> link,
+                                                const std::shared_ptr<const Clock>& clock) {
+    options.core.group = options.link.group;
+    options.core.size = options.link.size;
+    if (const auto dialect = options.link.dialect) {
+        return Make(*dialect, std::move(options), std::move(link), clock).actor;
     }
     GroupActorOptions tenant = options;
     tenant.own_thread = false;
-    return StartAutoActor(options, std::move(*link), clock,
+    return StartAutoActor(options, std::move(link), clock,
                           [tenant, clock](transport::Dialect found, std::unique_ptr<FrontendLink> bound) {
                               GroupActorOptions concrete = tenant;
                               concrete.link.dialect = found;

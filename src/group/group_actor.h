@@ -38,6 +38,10 @@ struct GroupActorOptions {
 class GroupActor : public Group {
   public:
     static Result<std::unique_ptr<GroupActor>> Start(GroupActorOptions options);
+    /// Start on a link that is there already, and with its clock.
+    static std::unique_ptr<GroupActor> StartOn(GroupActorOptions options,
+                                               std::unique_ptr<transport::FrontendLink> link,
+                                               const std::shared_ptr<const Clock>& clock);
     ~GroupActor() override = default;
 
     /// tcp://host:port that engines dial, with the real port. Immutable.
