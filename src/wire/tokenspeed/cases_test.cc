@@ -488,6 +488,15 @@ TEST(TokenSpeedCases, RidMustBeAString) {
     }
 }
 
+TEST(TokenSpeedCases, ALongRidIsRefusedUnderItself) {
+    std::string rid;
+    Writer{rid}.Str(std::string(kMaxRequestIdBytes + 1, 'x'));
+    const DecodedRequest add = Decode(Add(ToHex(rid), "9101", "90"));
+    EXPECT_FALSE(add.status.ok());
+    EXPECT_TRUE(add.has_rid);
+    EXPECT_EQ(add.request.rid.size(), kMaxRequestIdBytes + 1);
+}
+
 TEST(TokenSpeedCases, WhatKillsARealEngineIsAnAbortRowHere) {
     EXPECT_EQ(ParamOf(Add("a172", "9101", "90")), "");
     EXPECT_EQ(ParamOf(Add("a172", "90", "90")), "input_ids");

@@ -398,12 +398,8 @@ bool ReadElement(Reader& reader, std::uint32_t index, DecodedRequest& out, std::
                 request.rid.clear();
                 return false;
             }
-            if (request.rid.size() > kMaxRequestIdBytes) {
-                request.rid.clear();
-                return reader.Reject(at);
-            }
-            out.has_rid = true;
-            return true;
+            out.has_rid = true;  // a long one as well: its sender waits for an answer under it
+            return request.rid.size() <= kMaxRequestIdBytes || reader.Reject(at);
         case 2:
         case 3:
         case 13:

@@ -347,6 +347,8 @@ bool ReadStructured(Reader& reader, std::optional<StructuredOutputs>& out, std::
 struct SamplingExtras {
     std::int64_t n{1};
     bool detokenize{true};
+    /// More than the reader's error says.
+    std::string_view reason;
 };
 
 bool ReadSamplingKey(Reader& reader, std::string_view key, SamplingParams& params, SamplingExtras& extras,
@@ -506,7 +508,21 @@ bool ReadSamplingKey(Reader& reader, std::string_view key, SamplingParams& param
         std::int64_t interval = 0;
         return reader.TryNil() || reader.ReadIntIn(interval, 1, INT64_MAX);
     }
-    if (key == "extra_args" || key == "repetition_detection") {
+    if (key == "logprob_token_ids" || key == "prompt_logprob_token_ids" || key == "repetition_detection") {
+        // They change the answer and no runner has them. Ids outside the vocabulary kill a real rank here.
+        Reader list = reader;
+        std::uint32_t count = 0;
+        if (reader.TryNil()) {
+            return true;
+        }
+        if (list.ReadArray(count) && count == 0) {
+            reader = list;
+            return true;
+        }
+        extras.reason = "not supported by this engine";
+        return reader.Reject(at);
+    }
+    if (key == "extra_args") {
         if (!reader.PeekNil() && reader.Peek() != MsgType::kMap) {
             return reader.Reject(at);
         }
@@ -515,7 +531,7 @@ bool ReadSamplingKey(Reader& reader, std::string_view key, SamplingParams& param
     return reader.Skip();
 }
 
-bool ReadSampling(Reader& reader, SamplingParams& params, std::string& field) {
+bool ReadSampling(Reader& reader, SamplingParams& params, std::string& field, std::string_view& reason) {
     const std::size_t at = reader.offset();
     params = SamplingParams{};
     SamplingExtras extras;
@@ -531,6 +547,7 @@ bool ReadSampling(Reader& reader, SamplingParams& params, std::string& field) {
         }
         field.assign("sampling_params.").append(key);
         if (!ReadSamplingKey(reader, key, params, extras, field)) {
+            reason = extras.reason;
             return false;
         }
     }
@@ -635,12 +652,11 @@ bool ReadElement(Reader& reader, std::uint32_t index, DecodedAdd& out, std::stri
                 request.id.clear();
                 return false;
             }
+            out.has_id = true;  // a long one as well: its sender waits for an answer under it
             if (request.id.size() > kMaxRequestIdBytes) {
-                request.id.clear();
                 reason = "longer than 1024 bytes";
                 return reader.Reject(at);
             }
-            out.has_id = true;
             return true;
         case 1:
             return ReadIds(reader, request.prompt_token_ids);
@@ -652,7 +668,7 @@ bool ReadElement(Reader& reader, std::uint32_t index, DecodedAdd& out, std::stri
                 return reader.ReadArray(count) && (count == 0 || unsupported());
             }
         case 3:
-            return ReadSampling(reader, request.sampling, field);
+            return ReadSampling(reader, request.sampling, field, reason);
         case 4:  // pooling_params
             return reader.TryNil() || unsupported();
         case 5:

@@ -4,6 +4,7 @@
 #include "wire/vllm/request.h"
 
 #include <gtest/gtest.h>
+#include <functional>
 
 #include "wire/test_vectors.h"
 #include "wire/vllm/validate.h"
@@ -277,7 +278,9 @@ TEST(VllmRequest, AnUnreadableIdLeavesNothingToAnswer) {
     EXPECT_TRUE(empty.has_id);
     const DecodedAdd longest =
         Decode(AddWith(0, [](Writer& w) { w.Str(std::string(kMaxRequestIdBytes + 1, 'x')); }));
-    EXPECT_FALSE(longest.has_id);
+    EXPECT_TRUE(longest.has_id);  // so that an error can be answered under it
+    EXPECT_EQ(longest.request.id.size(), kMaxRequestIdBytes + 1);
+    EXPECT_EQ(longest.status.error().param, "request_id");
 }
 
 TEST(VllmRequest, BrokenBytesKeepTheIdThatCameBefore) {
@@ -430,6 +433,33 @@ TEST(VllmRequest, RoundTripKeepsEveryField) {
     EXPECT_EQ(add.request.sampling.structured_outputs->whitespace_pattern, " ?");
     EXPECT_EQ(add.request.sampling.structured_outputs->backend, "guidance");
     EXPECT_EQ(add.request.sampling.bad_words_token_ids, params.bad_words_token_ids);
+}
+
+TEST(VllmRequest, WhatNoRunnerHasIsRefusedByNameAndNotDropped) {
+    const auto with = [](std::string_view key, const std::function<void(Writer&)>& value) {
+        return Decode(AddWith(3, [&](Writer& w) {
+            w.Map(1);
+            w.Str(key);
+            value(w);
+        }));
+    };
+    for (const char* key : {"logprob_token_ids", "prompt_logprob_token_ids"}) {
+        EXPECT_TRUE(with(key, [](Writer& w) { w.Nil(); }).status.ok()) << key;
+        EXPECT_TRUE(with(key, [](Writer& w) { w.Array(0); }).status.ok()) << key;
+        const DecodedAdd add = with(key, [](Writer& w) { w.Ints(std::vector<TokenId>{1, 1'000'000}); });
+        ASSERT_FALSE(add.status.ok()) << key;
+        EXPECT_EQ(add.status.error().param, std::string{"sampling_params."} + key);
+        EXPECT_NE(add.status.error().message.find("not supported"), std::string::npos);
+        EXPECT_TRUE(add.has_id);
+    }
+    EXPECT_TRUE(with("repetition_detection", [](Writer& w) { w.Nil(); }).status.ok());
+    const DecodedAdd add = with("repetition_detection", [](Writer& w) {
+        w.Map(1);
+        w.Str("max_pattern_size");
+        w.Int(5);
+    });
+    ASSERT_FALSE(add.status.ok());
+    EXPECT_EQ(add.status.error().param, "sampling_params.repetition_detection");
 }
 
 TEST(VllmRequest, GreedyDropsTheParametersThatItMakesMeaningless) {
