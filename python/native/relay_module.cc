@@ -2,17 +2,22 @@
 // The Python face of src/relay: module rankgate.relay._native. Every call that can wait releases the GIL and
 // looks for Python signals at least five times a second and on EINTR, so that Ctrl-C is KeyboardInterrupt
 // inside join, publish, next_step and finish. Lifetime: an endpoint object closes itself when it is
-// collected; what is left at interpreter exit is closed by close_all().
+// collected; what is left at interpreter exit is closed by close_all(), which also waits for the calls of
+// other (daemon) threads: a thread that asks for the GIL of an ending interpreter is unwound through C++.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "relay/relay.h"
@@ -56,6 +61,33 @@ const relay::InterruptCheck kSignals{&CheckSignals};
     }
     throw nb::python_error();
 }
+
+/// Set by close_all(), under the GIL: the interpreter is ending. From then on only the thread that ends it
+/// may give up the GIL; any other one might never get it back.
+std::atomic<bool> g_ending{false};
+std::thread::id g_ending_thread;
+std::atomic<int> g_calls{0};
+PyObject* g_closed_error = nullptr;  // made beforehand: no Python code may run for it any more
+constexpr std::chrono::seconds kLastCalls{2};
+
+bool TooLate() {
+    return g_ending && std::this_thread::get_id() != g_ending_thread;
+}
+
+/// A call from Python, from its first statement until its result or error is set.
+class InCall {
+  public:
+    InCall() {
+        if (TooLate()) {
+            PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(g_closed_error)), g_closed_error);
+            throw nb::python_error();
+        }
+        g_calls.fetch_add(1);
+    }
+    ~InCall() { g_calls.fetch_sub(1); }
+    InCall(const InCall&) = delete;
+    InCall& operator=(const InCall&) = delete;
+};
 
 template <class T>
 T Attribute(nb::handle object, const char* name) {
@@ -186,6 +218,7 @@ template <class End>
 class PyEnd final : public Registered {
   public:
     explicit PyEnd(nb::object config) : config_{std::move(config)}, on_failure_{config_.attr("on_failure")} {
+        const InCall call;
         relay::Config native = ReadConfig(config_);
         if (!on_failure_.is_none()) {
             // The pointer is borrowed: this object outlives the monitor thread that calls.
@@ -203,15 +236,36 @@ class PyEnd final : public Registered {
     }
     ~PyEnd() override {
         Registry().erase(this);
+        if (TooLate()) {
+            end_.reset();  // close_all() has closed it: nothing to wait for
+            return;
+        }
+        const InCall call;
         nb::gil_scoped_release release;
         end_.reset();
     }
 
     void Close() override {
+        if (TooLate()) {
+            return;
+        }
+        const InCall call;
         nb::gil_scoped_release release;
         end_->Close();
     }
+    /// For the cycle collector: an engine that owns its end and is called by it (on_failure).
+    int Traverse(visitproc visit, void* arg) {
+        Py_VISIT(config_.ptr());
+        Py_VISIT(on_failure_.ptr());
+        return 0;
+    }
+    void Clear() {
+        Close();  // the monitor thread borrows the callback
+        config_.reset();
+        on_failure_.reset();
+    }
     nb::object Join() {
+        const InCall call;
         std::optional<relay::Result<std::optional<relay::JoinReport>>> result;
         {
             nb::gil_scoped_release release;
@@ -226,16 +280,19 @@ class PyEnd final : public Registered {
         return nb::cast(std::move(***result));
     }
     void Check() const {
+        const InCall call;
         if (std::optional<relay::Failure> failure = end_->failure()) {
             Raise(*failure);
         }
     }
     nb::object Failure() const {
+        const InCall call;
         const std::optional<relay::Failure> failure = end_->failure();
         return failure ? MakeError(*failure) : nb::none();
     }
     int FailureFd() const { return end_->failure_fd(); }
     void Fail(const std::string& code, const std::string& text) {
+        const InCall call;
         const std::optional<relay::Code> value = relay::CodeFromName(code);
         if (!value || *value == relay::Code::kOk || *value == relay::Code::kClosed ||
             *value == relay::Code::kTooLarge) {
@@ -245,6 +302,7 @@ class PyEnd final : public Registered {
         end_->Fail(*value, text);
     }
     void SetDigest(nb::int_ value) {
+        const InCall call;
         const unsigned long long digest = PyLong_AsUnsignedLongLongMask(value.ptr());
         std::optional<relay::Status> status;
         {
@@ -256,6 +314,7 @@ class PyEnd final : public Registered {
         }
     }
     void Finish(double timeout_s) {
+        const InCall call;
         if (!(timeout_s >= 0 && timeout_s <= 86400)) {
             throw std::invalid_argument("timeout_s: must be in 0..86400 seconds");
         }
@@ -279,7 +338,7 @@ class PyEnd final : public Registered {
         }
         return ages;
     }
-    nb::object config() const { return config_; }
+    nb::object config() const { return config_.is_valid() ? config_ : nb::none(); }
     End& end() { return *end_; }
 
   private:
@@ -289,6 +348,7 @@ class PyEnd final : public Registered {
 };
 
 std::uint64_t Publish(PyEnd<relay::Leader>& self, nb::handle frames) {
+    const InCall call;
     const Buffers buffers{frames};
     std::uint64_t number = 0;
     std::optional<relay::Result<relay::Wait>> result;
@@ -306,6 +366,7 @@ std::uint64_t Publish(PyEnd<relay::Leader>& self, nb::handle frames) {
 }
 
 relay::Step NextStep(PyEnd<relay::Follower>& self, std::optional<double> timeout_s) {
+    const InCall call;
     relay::Step step;
     std::optional<relay::Seconds> timeout;
     if (timeout_s) {
@@ -335,6 +396,7 @@ relay::Step NextStep(PyEnd<relay::Follower>& self, std::optional<double> timeout
 }
 
 nb::object TryNextStep(PyEnd<relay::Follower>& self) {
+    const InCall call;
     relay::Step step;
     std::optional<relay::Result<bool>> result;
     {
@@ -345,6 +407,47 @@ nb::object TryNextStep(PyEnd<relay::Follower>& self) {
         Raise(result->failure());
     }
     return **result ? nb::cast(std::move(step)) : nb::none();
+}
+
+template <class End>
+int TraverseEnd(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<PyEnd<End>>(self)->Traverse(visit, arg) : 0;
+}
+template <class End>
+int ClearEnd(PyObject* self) {
+    if (nb::inst_ready(self)) {
+        nb::inst_ptr<PyEnd<End>>(self)->Clear();
+    }
+    return 0;
+}
+template <class End>
+PyType_Slot kEndSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&TraverseEnd<End>)},
+                           {Py_tp_clear, reinterpret_cast<void*>(&ClearEnd<End>)},
+                           {0, nullptr}};
+
+/// At interpreter exit: nobody waits any more, no thread of the relay runs, no other thread is inside a call.
+void CloseAll() {
+    if (!g_ending) {
+        relay::Failure closed;
+        closed.code = relay::Code::kClosed;
+        closed.phase = relay::Phase::kClose;
+        closed.SetText("the interpreter is ending");
+        g_closed_error = MakeError(closed).release().ptr();
+        g_ending_thread = std::this_thread::get_id();
+        g_ending = true;
+    }
+    const std::vector<Registered*> all{Registry().begin(), Registry().end()};
+    for (Registered* end : all) {
+        if (Registry().count(end) != 0) {
+            end->Close();
+        }
+    }
+    nb::gil_scoped_release release;
+    const auto until = std::chrono::steady_clock::now() + kLastCalls;
+    while (g_calls > 0 && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
 }
 
 template <class End, class Class>
@@ -391,6 +494,8 @@ void BindEnd(Class& c) {
 NB_MODULE(_native, m) {
     m.doc() = "C++ core of rankgate.relay; import rankgate.relay instead.";
     nb::set_leak_warnings(false);
+    ::pthread_atfork(nullptr, nullptr,
+                     [] { g_calls = 0; });  // a child has none of its parent's other threads
 
     nb::class_<relay::JoinReport>(m, "JoinReport", "How the join went.")
         .def_ro("elapsed_s", &relay::JoinReport::elapsed_s, "Seconds that join() took here.")
@@ -436,7 +541,7 @@ NB_MODULE(_native, m) {
         });
 
     auto leader = nb::class_<PyEnd<relay::Leader>>(
-        m, "Leader", nb::is_weak_referenceable(),
+        m, "Leader", nb::is_weak_referenceable(), nb::type_slots(kEndSlots<relay::Leader>),
         "Rank 0: publishes steps to every follower. One thread publishes at a time.");
     BindEnd<relay::Leader>(leader);
     leader.def("publish", &Publish, nb::arg("frames"),
@@ -447,6 +552,7 @@ NB_MODULE(_native, m) {
                "nothing; the group goes on.");
 
     auto follower = nb::class_<PyEnd<relay::Follower>>(m, "Follower", nb::is_weak_referenceable(),
+                                                       nb::type_slots(kEndSlots<relay::Follower>),
                                                        "A rank 1..N-1: receives every step, in order.");
     BindEnd<relay::Follower>(follower);
     follower
@@ -457,12 +563,5 @@ NB_MODULE(_native, m) {
         .def("try_next_step", &TryNextStep, "The next step if it is there, else None. Never waits.");
 
     m.def("validate", &ValidateConfig);
-    m.def("close_all", [] {
-        const std::vector<Registered*> all{Registry().begin(), Registry().end()};
-        for (Registered* end : all) {
-            if (Registry().count(end) != 0) {
-                end->Close();
-            }
-        }
-    });
+    m.def("close_all", &CloseAll);
 }

@@ -9,6 +9,7 @@ import random
 import select
 import signal
 import sys
+import threading
 import time
 
 from rankgate import relay
@@ -316,6 +317,50 @@ def interrupt():
     except KeyboardInterrupt:
         say("interrupted")
     end.close()
+
+
+def join_again():
+    """A handler that raises breaks off join; the same end joins again."""
+
+    class Alarm(Exception):
+        pass
+
+    def on_alarm(*_):
+        raise Alarm
+
+    with make() as end:
+        if RANK == 1:
+            signal.signal(signal.SIGALRM, on_alarm)
+            signal.setitimer(signal.ITIMER_REAL, 0.7)
+            try:
+                end.join()
+                say("joined_too_early")
+            except Alarm:
+                say("broken_off", failure=end.failure is not None)
+        elif RANK == 2:
+            wait_go()
+        end.join()
+        if RANK == 0:
+            end.publish([b"first"])
+        else:
+            say("read", frame=bytes(end.next_step(20)[0]).decode())
+        end.finish(20)
+
+
+def exit_with_threads():
+    """The main thread ends while daemon threads are inside calls and go on calling."""
+    end = joined()
+
+    def run():
+        while True:
+            try:
+                end.publish([]) if RANK == 0 else end.next_step()
+            except relay.RelayError:
+                pass
+
+    threading.Thread(target=run, daemon=True).start()
+    time.sleep(0.2)
+    say("leaving")
 
 
 def handler_runs():

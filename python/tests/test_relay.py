@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the relay demands of itself, from real processes: SIGKILL and SIGSTOP included. The case names follow docs/relay.md."""
 
+import gc
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
@@ -248,6 +250,37 @@ def test_sigint_is_keyboard_interrupt(tmp_path, backend, place, rank):
         for other, process in group.ranks.items():
             if other != rank:
                 process.go()
+
+
+@both
+def test_join_broken_off_by_a_handler_can_be_called_again(tmp_path, backend):
+    with Group(tmp_path, "join_again", 3, backend) as group:
+        assert not group.ranks[1].wait_event("broken_off")["failure"]
+        group.ranks[2].go()
+        for rank in (1, 2):
+            assert group.ranks[rank].wait_event("read")["frame"] == "first"
+
+
+@both
+def test_the_interpreter_ends_quietly_while_threads_are_inside_calls(tmp_path, backend):
+    for _ in range(3):
+        with Group(tmp_path, "exit_with_threads", 3, backend) as group:
+            assert [rank.end() for rank in group.ranks.values()] == [0, 0, 0]
+
+
+def test_a_cycle_through_on_failure_is_collected():
+    class Engine:
+        def lost(self, error):
+            pass
+
+    def make():
+        engine = Engine()
+        engine.end = relay.Leader(relay.Config(rank=0, size=2, where="/tmp/never", epoch=1, on_failure=engine.lost))
+        return weakref.ref(engine)
+
+    gone = make()
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_signal_handler_runs_during_the_wait(tmp_path):

@@ -47,6 +47,8 @@ class FollowerSession final : public Session {
     bool SetUp(const WelcomeBody& welcome, std::vector<UniqueFd>& fds, Failure* failure);
     Failure Missing(Phase phase, std::string_view text) const;
     Failure GiveUp(const Failure& failure);
+    void TakeBackJoin();
+    void SetPlane(std::unique_ptr<FollowerPlane> plane) noexcept;
     void Delivered(Step* step);
 
     void OnMessage(Peer& peer, const Message& message) noexcept override;
@@ -59,10 +61,7 @@ class FollowerSession final : public Session {
             plane_->Wake();
         }
     }
-    void ClosePlane() noexcept override {
-        const std::lock_guard lock{state_mutex_};
-        plane_.reset();
-    }
+    void ClosePlane() noexcept override { SetPlane(nullptr); }
     void SendDigest(std::uint64_t step, std::uint64_t value) noexcept override {
         // Twice: over the data connection, where the order keeps rank 0 from running ahead of it, and over
         // the control connection, which rank 0 reads at once even when it publishes nothing.
@@ -76,6 +75,8 @@ class FollowerSession final : public Session {
 
     std::uint64_t nonce_{0};
     std::unique_ptr<FollowerPlane> plane_;
+    /// Boards of joins that were taken back: another thread may still look at one.
+    std::vector<std::unique_ptr<Board>> left_boards_;
 };
 
 HelloBody FollowerSession::Hello(ConnectionKind kind) const noexcept {
@@ -112,6 +113,31 @@ Failure FollowerSession::GiveUp(const Failure& failure) {
         RemoveIfStale(config_.where);
     }
     return cause;
+}
+
+void FollowerSession::SetPlane(std::unique_ptr<FollowerPlane> plane) noexcept {
+    const std::lock_guard lock{state_mutex_};  // Close and Fail of another thread wake the plane
+    plane_.swap(plane);
+}
+
+/// An interrupted join leaves nothing behind: rank 0 sees this rank go, and it may come again until GO.
+void FollowerSession::TakeBackJoin() {
+    if (!monitor_runs()) {
+        return;  // nothing of rank 0 is here yet
+    }
+    StopMonitor();
+    if (board().failed()) {
+        StartMonitor();  // the group has ended meanwhile: that stays, and is told
+        return;
+    }
+    Peer& peer = *peers_.front();
+    DropPeer(peer);
+    peer.loop_stale = peer.process_stale = Nanos{0};
+    board_.store(own_board_.get(), std::memory_order_release);
+    SetPlane(nullptr);
+    if (group_board_) {
+        left_boards_.push_back(std::move(group_board_));
+    }
 }
 
 /// Receives WELCOME or FAIL with the descriptors that come along.
@@ -268,7 +294,8 @@ bool FollowerSession::SetUp(const WelcomeBody& welcome, std::vector<UniqueFd>& f
                 return false;
             }
             bell_ = std::move(fds[2]);
-            plane_ = MakeRingFollower(config_, *group_board_, std::move(fds[1]), welcome.ring_slots, failure);
+            SetPlane(
+                MakeRingFollower(config_, *group_board_, std::move(fds[1]), welcome.ring_slots, failure));
             if (!plane_) {
                 return false;
             }
@@ -279,7 +306,7 @@ bool FollowerSession::SetUp(const WelcomeBody& welcome, std::vector<UniqueFd>& f
             if (fds.size() != 1) {
                 return wrong(Code::kVersionMismatch, "WELCOME without its descriptor");
             }
-            plane_ = MakeStreamFollower(config_, board(), std::move(fds[0]));
+            SetPlane(MakeStreamFollower(config_, board(), std::move(fds[0])));
             break;
         case Backend::kTcp: {
             UniqueFd data = Dial(config_.where);
@@ -287,7 +314,7 @@ bool FollowerSession::SetUp(const WelcomeBody& welcome, std::vector<UniqueFd>& f
                 !SendAll(data.get(), Encode(MessageType::kHello, Hello(ConnectionKind::kData)))) {
                 return wrong(Code::kJoinTimeout, "no second connection to rank 0");
             }
-            plane_ = MakeStreamFollower(config_, board(), std::move(data));
+            SetPlane(MakeStreamFollower(config_, board(), std::move(data)));
             break;
         }
     }
@@ -345,11 +372,14 @@ Result<std::optional<JoinReport>> FollowerSession::Join(const InterruptCheck& in
     const SteadyTime started = Now();
     Budget budget{config_.join};
     call.Within(&budget);
-    peers_.push_back(std::make_unique<Peer>());
-    peers_.front()->rank = 0;
+    if (peers_.empty()) {
+        peers_.push_back(std::make_unique<Peer>());
+        peers_.front()->rank = 0;
+    }
     Failure failure = Missing(Phase::kDial, "rank 0 does not listen");
     const auto over = [&](Stop stop) -> Result<std::optional<JoinReport>> {
         if (stop == Stop::kInterrupted) {
+            TakeBackJoin();
             return std::optional<JoinReport>{};
         }
         if (stop == Stop::kClosed) {

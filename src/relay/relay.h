@@ -99,6 +99,8 @@ class Follower : public Endpoint {
   public:
     explicit Follower(Config config);
     ~Follower();
+    /// nullopt = interrupted: this rank has left the join and may call again. From GO on its going ends the
+    /// group.
     Result<std::optional<JoinReport>> Join(const InterruptCheck& interrupt = {});
     /// The next whole step. timeout = nullopt waits while the leader lives. Once the leader has finished and
     /// every step of its was read: Failure kClosed (not sticky).

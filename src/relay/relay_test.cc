@@ -492,6 +492,42 @@ TEST_P(RelayTest, AFollowerAloneHasADeadlineToo) {
     EXPECT_EQ(joined.failure().phase, Phase::kDial);
 }
 
+TEST_P(RelayTest, AnInterruptedFollowerMayJoinAgain) {
+    Follower follower{Make(1, 3)};
+    std::thread leader_thread{[&] {
+        Leader leader{Make(0, 3)};
+        auto joined = leader.Join();
+        ASSERT_TRUE(joined) << joined.failure().Describe();
+        Publish(leader, {"first"});
+        ASSERT_TRUE(leader.Finish(Seconds{20}));
+    }};
+    // With rank 2 away it can only be interrupted: the second time it has rank 0's answer and waits for GO.
+    for (const int looks : {1, 3}) {
+        int left = looks;
+        auto broken = follower.Join([&] { return --left == 0; });
+        ASSERT_TRUE(broken) << broken.failure().Describe();
+        EXPECT_FALSE(broken->has_value());
+        EXPECT_FALSE(follower.failure().has_value());
+    }
+    std::thread other_thread{[&] {
+        Follower other{Make(2, 3)};
+        auto joined = other.Join();
+        ASSERT_TRUE(joined) << joined.failure().Describe();
+        Step step;
+        ASSERT_TRUE(other.NextStep(Seconds{20}, &step));
+        ASSERT_TRUE(other.Finish(Seconds{20}));
+    }};
+    auto joined = follower.Join();
+    EXPECT_TRUE(joined) << joined.failure().Describe();
+    Step step;
+    auto read = follower.NextStep(Seconds{20}, &step);
+    EXPECT_TRUE(read) << read.failure().Describe();
+    EXPECT_EQ(Text(step[0]), "first");
+    EXPECT_TRUE(follower.Finish(Seconds{20}));
+    other_thread.join();
+    leader_thread.join();
+}
+
 TEST_P(RelayTest, StrangersAreRefusedByNameAndTheGroupIsNotDisturbed) {
     std::atomic<int> refused{0};
     std::vector<std::thread> strangers;

@@ -243,6 +243,15 @@ void Session::StartMonitor() {
     ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
+void Session::StopMonitor() noexcept {
+    stop_monitor_ = true;
+    SignalEventFd(monitor_wake_.get());
+    if (monitor_.joinable()) {
+        monitor_.join();
+    }
+    stop_monitor_ = closed_.load();
+}
+
 void Session::Monitor() {
     ::pthread_setname_np(::pthread_self(), "relay-monitor");
     std::vector<pollfd> polls;

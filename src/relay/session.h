@@ -64,6 +64,9 @@ class Session : public std::enable_shared_from_this<Session> {
     /// After the board has a failure: tell everybody in this process, and the other processes' monitors.
     void Latch() noexcept;
     void StartMonitor();
+    /// Only from the thread that is in Join: nobody else may stop it meanwhile.
+    void StopMonitor() noexcept;
+    bool monitor_runs() const noexcept { return monitor_.joinable(); }
     void WakeCalls() noexcept;
     bool Send(Peer& peer, std::span<const std::byte> bytes, std::span<const int> fds = {}) noexcept;
     void Broadcast(std::span<const std::byte> bytes) noexcept;
