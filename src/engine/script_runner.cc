@@ -217,7 +217,7 @@ Status ScriptRunner::Open() {
     if (!config_.file.empty()) {
         std::ifstream in{config_.file};
         if (!in) {
-            return Bad("cannot read " + config_.file);
+            return Bad("--script " + config_.file + " cannot be read");
         }
         int number = 0;
         for (std::string line; std::getline(in, line);) {

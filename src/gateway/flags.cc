@@ -24,12 +24,29 @@ void AddChoice(CLI::App& app, const std::string& name, Enum& value,
                const std::map<std::string, Enum>& choices, const std::string& what) {
     std::vector<std::string> names;
     names.reserve(choices.size());
-    for (const auto& [choice, unused] : choices) {
+    std::string standard;
+    for (const auto& [choice, means] : choices) {
         names.push_back(choice);
+        if (means == value) {
+            standard = choice;
+        }
     }
     app.add_option_function<std::string>(
            name, [&value, &choices](const std::string& chosen) { value = choices.at(chosen); }, what)
-        ->transform(CLI::IsMember(names, CLI::ignore_case));
+        ->transform(CLI::IsMember(names, CLI::ignore_case))
+        ->default_str(standard);
+}
+
+/// CLI11's own Range lets NaN through: it is neither below nor above.
+CLI::Validator Seconds(double low, double high) {
+    std::string bounds = "[" + CLI::detail::to_string(low) + " - " + CLI::detail::to_string(high) + "]";
+    return CLI::Validator{[low, high, bounds](std::string& text) {
+                              double value = 0;
+                              const bool within =
+                                  CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+                              return within ? std::string{} : "Value " + text + " not in range " + bounds;
+                          },
+                          bounds};
 }
 
 /// Flags of vLLM and of rankgate's plan that do not exist here, with the reason; named instead of "unknown".
@@ -141,8 +158,10 @@ void AddHttpFlags(CLI::App& app, GatewayOptions& options) {
     app.add_option("--max-model-len", options.max_model_len,
                    "Longest prompt plus answer, in tokens; caps what the engines say")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
-    app.add_option("--host", options.host, "Address or name to listen on");
-    app.add_option("--port", options.port, "TCP port; 0 = any free one")->check(CLI::Range(0, 65535));
+    app.add_option("--host", options.host, "Address or name to listen on")->capture_default_str();
+    app.add_option("--port", options.port, "TCP port; 0 = any free one")
+        ->check(CLI::Range(0, 65535))
+        ->capture_default_str();
     app.add_option("--uds", options.uds, "Path of a Unix socket to listen on; replaces TCP");
     app.add_option("--ssl-certfile", options.ssl_certfile, "PEM certificate chain: serve HTTPS")
         ->check(CLI::ExistingFile);
@@ -157,24 +176,31 @@ void AddHttpFlags(CLI::App& app, GatewayOptions& options) {
         ->check(CLI::Range(1, 256));
     app.add_flag("--debug-headers", options.debug_headers, "Answer with X-Rankgate-Rank");
     app.add_option("--max-body-bytes", options.max_body_bytes, "Largest request body")
-        ->check(CLI::Range(std::int64_t{1024}, std::int64_t{1} << 32));
+        ->check(CLI::Range(std::int64_t{1024}, std::int64_t{1} << 32))
+        ->capture_default_str();
     app.add_option("--max-held-bytes", options.max_held_bytes,
                    "Bytes kept for a client that does not read its stream")
-        ->check(CLI::Range(std::int64_t{4096}, std::int64_t{1} << 32));
+        ->check(CLI::Range(std::int64_t{4096}, std::int64_t{1} << 32))
+        ->capture_default_str();
     app.add_option("--max-in-flight", options.max_in_flight,
                    "Choices that may be with the engines at once; above: 429")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+        ->capture_default_str();
     app.add_option("--max-prepare-queue", options.max_prepare_queue,
                    "Requests that may wait to be tokenized; above: 429")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->capture_default_str();
     app.add_option("--request-timeout", options.request_timeout_seconds,
                    "Seconds after which a request is ended with an error; 0 = never")
-        ->check(CLI::Range(0.0, 1e6));
+        ->check(Seconds(0, 1e6))
+        ->capture_default_str();
     app.add_option("--keep-alive", options.keep_alive_seconds, "Seconds an idle connection is kept")
-        ->check(CLI::Range(1.0, 86400.0));
+        ->check(Seconds(1, 86400))
+        ->capture_default_str();
     app.add_option("--shutdown-timeout", options.shutdown_timeout_seconds,
                    "Seconds that streams may take to end after SIGTERM")
-        ->check(CLI::Range(0.0, 86400.0));
+        ->check(Seconds(0, 86400))
+        ->capture_default_str();
     AddChoice(app, "--log-level", options.log_level, kLogLevels, "Least severe lines that are written");
     AddChoice(app, "--log-format", options.log_format, kLogFormats, "Of the lines on stderr");
     app.final_callback([&app, &options] {
@@ -193,15 +219,19 @@ void AddEngineFlags(CLI::App& app, GatewayOptions& options) {
                    "Directory of the engine sockets (0700); stable = engines survive a restart");
     app.add_option("--runtime", options.runtime,
                    "What the engines speak: auto (the first that registers says), vllm or tokenspeed")
-        ->check(CLI::IsMember({"auto", "vllm", "tokenspeed"}));
+        ->check(CLI::IsMember({"auto", "vllm", "tokenspeed"}))
+        ->capture_default_str();
     app.add_option("--data-parallel-size,--zmq-engine-count", options.data_parallel_size,
                    "Engine ranks in the group")
-        ->check(CLI::Range(1, 1024));
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
     app.add_option("--data-parallel-address", options.data_parallel_address,
-                   "Handshake address that engines dial");
+                   "Handshake address that engines dial")
+        ->capture_default_str();
     app.add_option("--data-parallel-rpc-port", options.data_parallel_rpc_port,
                    "Handshake port; 0 = any free one")
-        ->check(CLI::Range(0, 65535));
+        ->check(CLI::Range(0, 65535))
+        ->capture_default_str();
     app.add_flag("--allow-remote-engines", options.allow_remote_engines,
                  "Accept a handshake address that is not loopback: whoever reaches it can act as an engine");
     app.add_option_function<std::vector<std::string>>(
@@ -218,6 +248,22 @@ void AddEngineFlags(CLI::App& app, GatewayOptions& options) {
            "One engine group: name=..,model=..,runtime=..,dp_size=..,address=..,rpc_port=..,socket_dir=.. "
            "(repeatable)")
         ->take_all();
+}
+
+std::string FlagMessage(const CLI::ParseError& error) {
+    // CLI11 names neither the flag nor what is allowed in these two; the only file it opens is the
+    // configuration.
+    const std::string text = error.what();
+    constexpr std::string_view kUnknownKey = "INI was not able to parse ";
+    if (text.starts_with(kUnknownKey)) {
+        return "--config: unknown key '" + text.substr(kUnknownKey.size()) +
+               "'; keys are the names of flags (see --help) or [[worker]]";
+    }
+    if (dynamic_cast<const CLI::FileError*>(&error) != nullptr) {
+        return "--config: " + text.substr(0, text.find(" was not readable")) +
+               " cannot be read; it must be a TOML file";
+    }
+    return text;
 }
 
 Result<GatewayOptions> ParseGatewayArgs(int argc, char** argv, int& exit_code) {
@@ -239,7 +285,7 @@ Result<GatewayOptions> ParseGatewayArgs(int argc, char** argv, int& exit_code) {
         exit_code = app.exit(help);
         return options;
     } catch (const CLI::ParseError& error) {
-        return Error::Invalid("", error.what());
+        return Error::Invalid("", FlagMessage(error));
     }
     if (options.model.empty()) {
         return Error::Invalid(

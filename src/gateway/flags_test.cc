@@ -111,6 +111,17 @@ TEST(Flags, ErrorsNameTheFlagTheValueAndWhatIsAllowed) {
     EXPECT_FALSE(Parse({}).ok());
 }
 
+TEST(Flags, SecondsAreNumbersWithinBounds) {
+    for (const char* flag : {"--shutdown-timeout", "--request-timeout", "--keep-alive"}) {
+        EXPECT_TRUE(Parse({"m", flag, "1.5"}).ok()) << flag;
+        for (const char* bad : {"nan", "-nan", "inf", "-1", "1e9", "x", ""}) {
+            const auto options = Parse({"m", flag, bad});
+            ASSERT_FALSE(options.ok()) << flag << ' ' << bad;
+            EXPECT_NE(options.error().message.find(flag), std::string::npos) << options.error().message;
+        }
+    }
+}
+
 TEST(Flags, TomlFileWithFlagsOnTop) {
     const TempFile file{
         "model = \"x.gguf\"\nport = 9000\nserved-model-name = [\"a\", \"b\"]\napi_key = "
@@ -141,7 +152,12 @@ TEST(Flags, BadTomlNamesTheLineAndUnknownKeys) {
     const auto options = Parse({"m", "--config", file.path()});
     ASSERT_FALSE(options.ok());
     EXPECT_NE(options.error().message.find("prot"), std::string::npos) << options.error().message;
-    EXPECT_FALSE(Parse({"m", "--config", "/nonexistent.toml"}).ok());
+    EXPECT_NE(options.error().message.find("--config"), std::string::npos) << options.error().message;
+    EXPECT_EQ(options.error().message.find("INI"), std::string::npos) << options.error().message;
+    const auto missing = Parse({"m", "--config", "/nonexistent.toml"});
+    ASSERT_FALSE(missing.ok());
+    EXPECT_NE(missing.error().message.find("--config: /nonexistent.toml"), std::string::npos)
+        << missing.error().message;
 }
 
 TEST(Flags, ApiKeyFromTheEnvironment) {

@@ -441,11 +441,15 @@ int ServeMain(int argc, char** argv) {
     app.add_option("--engine-command", options.engine_command,
                    "Program and leading arguments of the engine, e.g. '/opt/venv/bin/vllm serve'");
     app.add_option("--data-parallel-size", options.data_parallel_size, "Ranks in ONE group")
-        ->check(CLI::Range(1, 1024));
-    app.add_option("--replicas", options.replicas, "Groups to start")->check(CLI::Range(1, kMaxReplicas));
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    app.add_option("--replicas", options.replicas, "Groups to start")
+        ->check(CLI::Range(1, kMaxReplicas))
+        ->capture_default_str();
     app.add_option("--tensor-parallel-size", options.tensor_parallel_size,
                    "Tensor-parallel ranks of each engine rank")
-        ->check(CLI::Range(1, 1024));
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
     app.add_option("--max-num-seqs", options.max_num_seqs,
                    "Sequences a rank runs at once (passed to the engine)")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
@@ -459,7 +463,7 @@ int ServeMain(int argc, char** argv) {
         if (error.get_exit_code() == 0) {
             return app.exit(error);
         }
-        app.exit(error, std::cout, std::cerr);
+        std::cerr << "rankgate serve: " << gateway::FlagMessage(error) << '\n';
         return kExitUsage;
     }
     InitLog(options.gateway.log_level, options.gateway.log_format);
