@@ -285,6 +285,7 @@ void Rank::LetOutputsLeave() {
     const TimePoint limit = clock_.Now() + kDeathDelay;
     for (std::size_t i = 0; i < backlogs_.size(); ++i) {
         while (link_->queued_bytes(static_cast<std::int32_t>(i)) > 0 && clock_.Now() < limit) {
+            link_->Flush();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     }

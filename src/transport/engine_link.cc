@@ -15,6 +15,7 @@
 #include "base/unique_fd.h"
 #include "transport/handshake.h"
 #include "transport/zmq_util.h"
+#include "transport/zmtp_dialer.h"
 
 namespace rankgate::transport {
 namespace {
@@ -27,6 +28,9 @@ constexpr int kHeartbeatTimeoutMs = 20000;
 /// Multimodal tensors come beside the payload; a frame above this is not a request.
 constexpr std::int64_t kMaxInputFrameBytes = 1LL << 30;
 constexpr int kInputMessagesHeld = 1024;
+constexpr std::uint64_t kMaxInputMessageBytes = 4ULL << 30;
+/// A frontend says nothing on an output socket.
+constexpr std::uint64_t kMaxOutputTalkBytes = 64 << 10;
 
 class ZmqEngineLink final : public EngineLink {
   public:
@@ -109,10 +113,13 @@ class ZmqEngineLink final : public EngineLink {
             while (clock_.Now() < until && WaitUntil(until)) {
             }
         }
-        if (Status connected = ConnectData(); !connected.ok()) {
+        if (Status connected = ConnectData(ready_response); !connected.ok()) {
             return connected;
         }
         for (Client& client : clients_) {
+            if (client.native_input != nullptr) {
+                continue;  // its first message, whatever its owner does meanwhile
+            }
             if (const int error = client.input.Send(ready_response, false); error != 0) {
                 return Error{ErrorCode::kSendFailed, "registration: " + ZmqErrorText(error), {}, true};
             }
@@ -140,7 +147,11 @@ class ZmqEngineLink final : public EngineLink {
 
     void RepeatRegistration(std::string_view ready_response) override {
         for (Client& client : clients_) {
-            (void)client.input.Send(ready_response, false);
+            if (client.native_input != nullptr) {
+                client.native_input->Send(ready_response, {});
+            } else {
+                (void)client.input.Send(ready_response, false);
+            }
         }
         empty_ = false;  // the sends may have consumed the wake-up of something that arrived
     }
@@ -179,12 +190,24 @@ class ZmqEngineLink final : public EngineLink {
                                                       std::to_string(clients_.size()) + " outputs");
         }
         const auto index = static_cast<std::size_t>(client_index);
+        if (ZmtpDialer* output = clients_[index].native_output.get(); output != nullptr) {
+            if (!output->valid()) {
+                return Closed();
+            }
+            if (Status fits = CheckBound(payload, aux, output->queued_bytes()); !fits.ok()) {
+                return fits;
+            }
+            output->Send(payload, aux);
+            return {};
+        }
         return SendOn(clients_[index].output, payload, aux, queued_[index]);
     }
 
     void SendDead() override {
         for (Client& client : clients_) {
-            if (client.output.valid()) {
+            if (client.native_output != nullptr && client.native_output->valid()) {
+                client.native_output->Send(wire::kEngineCoreDead, {});
+            } else if (client.output.valid()) {
                 (void)client.output.Send(wire::kEngineCoreDead, false);
             }
         }
@@ -201,7 +224,19 @@ class ZmqEngineLink final : public EngineLink {
     }
 
     std::uint64_t queued_bytes(std::int32_t client) const override {
-        return queued_[static_cast<std::size_t>(client)].bytes.load(std::memory_order_relaxed);
+        const auto index = static_cast<std::size_t>(client);
+        if (const ZmtpDialer* output = clients_[index].native_output.get(); output != nullptr) {
+            return output->queued_bytes();
+        }
+        return queued_[index].bytes.load(std::memory_order_relaxed);
+    }
+
+    void Flush() override {
+        for (Client& client : clients_) {
+            if (client.native_output != nullptr) {
+                client.native_output->Flush();
+            }
+        }
     }
 
     std::uint64_t malformed_inputs() const override { return malformed_; }
@@ -214,12 +249,20 @@ class ZmqEngineLink final : public EngineLink {
                 client.connected = false;
                 client.away_since = clock_.Now();
             }
+            if (client.native_input != nullptr && client.native_input->valid()) {
+                client.native_input->Close(Duration::zero());
+                NoteConnection(client);
+            }
         }
     }
 
     void CloseOutputs() override {
+        const TimePoint until = clock_.Now() + options_.linger;
         for (Client& client : clients_) {
             client.output.Close();
+            if (client.native_output != nullptr) {
+                client.native_output->Close(std::max(Duration::zero(), until - clock_.Now()));
+            }
         }
     }
 
@@ -227,11 +270,16 @@ class ZmqEngineLink final : public EngineLink {
     static constexpr std::uint64_t kTagWake = 0;
     static constexpr std::uint64_t kTagGreeter = 1;
     static constexpr std::uint64_t kTagData = 2;
+    static constexpr std::uint64_t kTagNews = 3;
+    static constexpr std::uint64_t kTagNative = 16;  // + 2 * client, + 1 for its output
 
     struct Client {
         ZmqSocket input;
         ZmqSocket output;
         ZmqMonitor monitor;
+        // In place of those three, on ipc:
+        std::unique_ptr<ZmtpDialer> native_input;
+        std::unique_ptr<ZmtpDialer> native_output;
         bool connected{false};
         TimePoint away_since{};
     };
@@ -269,7 +317,7 @@ class ZmqEngineLink final : public EngineLink {
         }
     }
 
-    Status ConnectData() {
+    Status ConnectData(std::string_view registration) {
         static std::atomic<std::uint64_t> serial{0};
         const EngineAddresses& where = handshake_.addresses();
         // TokenSpeed engines use the first pair only.
@@ -282,6 +330,10 @@ class ZmqEngineLink final : public EngineLink {
         for (std::size_t i = 0; i < count; ++i) {
             Client& client = clients_.emplace_back();
             client.away_since = clock_.Now();
+            if (options_.native && IsIpc(where.inputs[i]) && IsIpc(where.outputs[i])) {
+                ConnectNative(client, i, where.inputs[i], where.outputs[i], registration);
+                continue;
+            }
             client.input = ZmqSocket(*context_, ZMQ_DEALER);
             Common(client.input, where.inputs[i]);
             client.input.Set(ZMQ_ROUTING_ID, identity_);
@@ -326,21 +378,58 @@ class ZmqEngineLink final : public EngineLink {
         return {};
     }
 
-    Status SendOn(ZmqSocket& socket, std::string_view payload, std::span<const std::string_view> aux,
-                  QueuedBytes& queued) {
-        if (!socket.valid()) {
-            return Error{ErrorCode::kUnavailable, "the output is closed", {}, false};
+    void ConnectNative(Client& client, std::size_t index, const std::string& input, const std::string& output,
+                       std::string_view registration) {
+        constexpr std::size_t kScheme = std::string_view{"ipc://"}.size();
+        if (keeper_ == nullptr) {
+            keeper_ = std::make_unique<ZmtpKeeper>();
+            Add(keeper_->news_fd(), kTagNews);
         }
+        const ZmtpLimits requests{static_cast<std::uint64_t>(kMaxInputFrameBytes), kMaxInputMessageBytes,
+                                  kMaxFramesPerMessage};
+        const ZmtpLimits nothing{kMaxOutputTalkBytes, kMaxOutputTalkBytes, kMaxFramesPerMessage};
+        const std::uint64_t tag = kTagNative + 2 * index;
+        client.native_output = std::make_unique<ZmtpDialer>(*keeper_, output.substr(kScheme), ZmtpRole::kPush,
+                                                            std::string{}, nothing, epoll_.get(), tag + 1);
+        client.native_input =
+            std::make_unique<ZmtpDialer>(*keeper_, input.substr(kScheme), ZmtpRole::kDealer, identity_,
+                                         requests, epoll_.get(), tag, registration);
+    }
+
+    /// Whether the frontend is there, as far as the native input knows.
+    void NoteConnection(Client& client) {
+        const bool up = client.native_input->connected();
+        if (!up && client.connected) {
+            client.away_since = clock_.Now();
+        }
+        client.connected = up;
+    }
+
+    static Error Closed() { return Error{ErrorCode::kUnavailable, "the output is closed", {}, false}; }
+
+    Status CheckBound(std::string_view payload, std::span<const std::string_view> aux,
+                      std::uint64_t held) const {
         std::uint64_t size = payload.size();
         for (const std::string_view frame : aux) {
             size += frame.size();
         }
-        const std::uint64_t held = queued.bytes.load(std::memory_order_relaxed);
         if (held != 0 && held + size > options_.max_queued_output_bytes) {
             return Error{ErrorCode::kSendFailed,
                          "the frontend takes no outputs: " + std::to_string(held >> 20U) + " MiB wait for it",
                          {},
                          true};
+        }
+        return {};
+    }
+
+    Status SendOn(ZmqSocket& socket, std::string_view payload, std::span<const std::string_view> aux,
+                  QueuedBytes& queued) {
+        if (!socket.valid()) {
+            return Closed();
+        }
+        if (Status fits = CheckBound(payload, aux, queued.bytes.load(std::memory_order_relaxed));
+            !fits.ok()) {
+            return fits;
         }
         int error = socket.SendCounted(payload, !aux.empty(), queued);
         for (std::size_t i = 0; error == 0 && i < aux.size(); ++i) {
@@ -356,6 +445,17 @@ class ZmqEngineLink final : public EngineLink {
         std::size_t handled = 0;
         for (std::size_t i = 0; i < clients_.size(); ++i) {
             Client& client = clients_[i];
+            if (client.native_input != nullptr) {
+                while (handled < kMaxInputsPerPoll && client.native_input->readable() &&
+                       TakeNative(client, static_cast<std::int32_t>(i), on_input)) {
+                    ++handled;
+                }
+                NoteConnection(client);
+                while (client.native_output->readable() &&
+                       client.native_output->Receive() != ZmtpDialer::Got::kNothing) {
+                }
+                continue;
+            }
             if (!client.input.valid()) {
                 continue;
             }
@@ -386,11 +486,26 @@ class ZmqEngineLink final : public EngineLink {
         if (got == MultipartReader::Got::kNothing) {
             return false;
         }
-        const auto frames = reader_.frames();
-        if (client == -1 && frames.size() == 1 && frames[0] == "READY") {
-            return true;  // the coordinator repeats it for late joiners
+        Hand(reader_.frames(), got == MultipartReader::Got::kMessage, client, on_input);
+        reader_.Release();
+        return true;
+    }
+
+    bool TakeNative(Client& client, std::int32_t index, const OnInput& on_input) {
+        const ZmtpDialer::Got got = client.native_input->Receive();
+        if (got == ZmtpDialer::Got::kNothing) {
+            return false;
         }
-        if (got == MultipartReader::Got::kMalformed || frames.size() < 2 || frames[0].size() != 1) {
+        Hand(client.native_input->frames(), got == ZmtpDialer::Got::kMessage, index, on_input);
+        return true;
+    }
+
+    void Hand(std::span<const std::string_view> frames, bool whole, std::int32_t client,
+              const OnInput& on_input) {
+        if (client == -1 && frames.size() == 1 && frames[0] == "READY") {
+            return;  // the coordinator repeats it for late joiners
+        }
+        if (!whole || frames.size() < 2 || frames[0].size() != 1) {
             ++malformed_;
             std::uint64_t suppressed = 0;
             if (malformed_log_.Allow(suppressed)) {
@@ -399,7 +514,7 @@ class ZmqEngineLink final : public EngineLink {
                                                {"type_bytes", frames.empty() ? 0 : frames[0].size()},
                                                {"suppressed", suppressed}});
             }
-            return true;
+            return;
         }
         InputFrames input;
         input.type = static_cast<std::uint8_t>(frames[0][0]);
@@ -407,8 +522,6 @@ class ZmqEngineLink final : public EngineLink {
         input.aux = frames.subspan(2);
         input.client = client;
         on_input(input);
-        reader_.Release();
-        return true;
     }
 
     /// False when the deadline passed. Returns early on anything readable.
@@ -433,13 +546,26 @@ class ZmqEngineLink final : public EngineLink {
         std::array<epoll_event, 16> events;
         const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), ms);
         for (int i = 0; i < n; ++i) {
-            if (events[static_cast<std::size_t>(i)].data.u64 == kTagWake) {
+            const std::uint64_t tag = events[static_cast<std::size_t>(i)].data.u64;
+            if (tag == kTagWake || tag == kTagNews) {
                 std::uint64_t count = 0;
-                const ssize_t r = ::read(wake_.get(), &count, sizeof count);
+                const ssize_t r =
+                    ::read(tag == kTagWake ? wake_.get() : keeper_->news_fd(), &count, sizeof count);
                 (void)r;
-            } else {
-                readable = true;
             }
+            if (tag == kTagNews) {
+                for (Client& client : clients_) {
+                    if (client.native_input != nullptr) {
+                        client.native_input->OnNews();
+                        client.native_output->OnNews();
+                    }
+                }
+            } else if (tag >= kTagNative) {
+                Client& client = clients_[(tag - kTagNative) / 2];
+                ZmtpDialer& native = tag % 2 == 0 ? *client.native_input : *client.native_output;
+                native.OnEpoll(events[static_cast<std::size_t>(i)].events);
+            }
+            readable = readable || tag != kTagWake;
         }
         return readable;
     }
@@ -454,6 +580,7 @@ class ZmqEngineLink final : public EngineLink {
     std::unique_ptr<ZmqContext> context_;
     UniqueFd epoll_;
     UniqueFd wake_;
+    std::unique_ptr<ZmtpKeeper> keeper_;  // before the dialers, which it outlives
     bool empty_{false};  // every input was read to its end, and nothing was sent on one since
     ZmqSocket greeter_;
     std::vector<Client> clients_;

@@ -52,6 +52,8 @@ struct EngineLinkOptions {
     std::uint64_t max_queued_output_bytes{256ULL << 20};
     /// How long last words may linger at destruction.
     Duration linger{std::chrono::seconds(4)};
+    /// Data sockets on ipc are read and written on the owner's thread (zmtp_dialer.h) instead of libzmq's.
+    bool native{true};
 };
 
 /// One message of an input socket. Views live during the callback only.
@@ -108,8 +110,11 @@ class EngineLink {
     /// been away (0 = here).
     virtual std::int32_t connected_clients() const = 0;
     virtual Duration AwayFor(std::int32_t client) const = 0;
-    /// Bytes queued for a client that libzmq has not yet written out. Any thread.
+    /// Bytes queued for a client that have not yet been written out. Any thread.
     virtual std::uint64_t queued_bytes(std::int32_t client) const = 0;
+    /// Writes what is queued as far as it goes; Poll does so, too. For owners that wait for queued_bytes to
+    /// fall without a Poll.
+    virtual void Flush() = 0;
     virtual std::uint64_t malformed_inputs() const = 0;
 
     /// Faults for tests and the script runner: close only the input sockets (deaf) or only the outputs

@@ -20,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "transport/socket_dir.h"
 #include "transport/zmq_util.h"
+#include "transport/zmtp_socket.h"
 
 namespace rankgate::transport {
 namespace {
@@ -28,6 +29,11 @@ constexpr int kHeartbeatMs = 5000;
 constexpr int kHeartbeatTimeoutMs = 20000;
 constexpr int kBacklog = 1024;
 constexpr int kOutputMessagesHeld = 4096;
+/// Frames of one output together; an input says its registration and nothing else.
+constexpr std::uint64_t kMaxOutputMessageBytes = 1ULL << 30;
+constexpr std::uint64_t kMaxControlMessageBytes = 4ULL << 20;
+/// Connections to one native socket: a group's own twice over, those that replace them, strays.
+constexpr std::size_t kMaxStrays = 64;
 /// Aborts that are queued at close get this long to leave.
 constexpr int kCloseLingerMs = 100;
 constexpr std::size_t kMaxDeferredEvents = 4096;
@@ -80,6 +86,9 @@ class ZmqFrontendLink final : public FrontendLink {
         for (std::size_t plane = 0; plane < kPlanes; ++plane) {
             monitors_[plane].Close(sockets_[plane]);
             sockets_[plane].Close();
+            if (native_[plane] != nullptr) {
+                native_[plane]->Close(std::chrono::milliseconds(kCloseLingerMs));
+            }
         }
         context_.reset();
     }
@@ -148,7 +157,12 @@ class ZmqFrontendLink final : public FrontendLink {
                                    static_cast<int>(std::clamp<std::int64_t>(ms, 0, 60'000)));
         for (int i = 0; i < n; ++i) {
             const std::uint64_t tag = events[static_cast<std::size_t>(i)].data.u64;
-            if (tag < kPlanes) {
+            if (const std::uint64_t plane = tag >> 32U; plane != 0) {
+                ZmtpListener& native = *native_[plane - 1];
+                native.OnEpoll(tag, events[static_cast<std::size_t>(i)].events, clock_.Now());
+                ready_[plane - 1] = native.readable();
+                monitor_ready_ = monitor_ready_ || native.has_events();
+            } else if (tag < kPlanes) {
                 ready_[tag] = true;
             } else if (tag == kTagMonitor) {
                 monitor_ready_ = true;
@@ -156,6 +170,15 @@ class ZmqFrontendLink final : public FrontendLink {
                 dead_pids_.push_back(static_cast<std::int32_t>(tag - kTagPid));
             } else {
                 extra = true;
+            }
+        }
+        if (!dead_pids_.empty()) {
+            // What a process said before it ended is read before it counts as gone.
+            for (std::size_t plane = 0; plane < kPlanes; ++plane) {
+                if (native_[plane] != nullptr) {
+                    native_[plane]->LookEverywhere();
+                    ready_[plane] = native_[plane]->readable();
+                }
             }
         }
         return extra;
@@ -177,6 +200,7 @@ class ZmqFrontendLink final : public FrontendLink {
         drained[kInput] = PollInput();
         drained[kOutput] = PollOutput(handler);
         for (std::size_t plane = 0; plane < kPlanes; ++plane) {
+            ReadNativeEvents(plane);
             ApplyEvents(plane, handler, drained[plane]);
             more = more || !drained[plane] || !deferred_[plane].empty();
         }
@@ -184,6 +208,11 @@ class ZmqFrontendLink final : public FrontendLink {
             OnProcessGone(pid, handler);
         }
         handshake_->OnTick();
+        for (const auto& native : native_) {
+            if (native != nullptr) {
+                native->Tick(now_);
+            }
+        }
         DispatchHandshake(handler);
         if (!candidates_.empty() && now_ >= next_probe_) {
             Probe(handler);
@@ -233,7 +262,7 @@ class ZmqFrontendLink final : public FrontendLink {
         for (const std::string_view frame : aux) {
             size += frame.size();
         }
-        const std::uint64_t queued = queued_[index].bytes.load(std::memory_order_relaxed);
+        const std::uint64_t queued = queued_bytes(rank);
         const std::uint64_t limit =
             options_.max_queued_bytes_per_rank + (urgency == Urgency::kControl ? kControlReserveBytes : 0);
         // One frame is always let through an empty queue: a request may be larger than the bound.
@@ -244,13 +273,20 @@ class ZmqFrontendLink final : public FrontendLink {
                          {},
                          true};
         }
+        const char type_byte = static_cast<char>(type);
+        if (native_[kInput] != nullptr) {
+            if (const int error =
+                    native_[kInput]->Send(ranks_[index].identity, {&type_byte, 1}, payload, aux);
+                error != 0) {
+                return Unreachable(rank, error);
+            }
+            return {};
+        }
         ZmqSocket& socket = sockets_[kInput];
         sent_[kInput] = true;
         if (const int error = socket.Send(ranks_[index].identity, true); error != 0) {
-            return Error{
-                ErrorCode::kRankLost, "rank " + std::to_string(rank) + ": " + ZmqErrorText(error), {}, true};
+            return Unreachable(rank, error);
         }
-        const char type_byte = static_cast<char>(type);
         int error = socket.Send({&type_byte, 1}, true);
         if (error == 0) {
             error = socket.SendCounted(payload, !aux.empty(), queued_[index]);
@@ -268,6 +304,9 @@ class ZmqFrontendLink final : public FrontendLink {
     }
 
     std::uint64_t queued_bytes(std::int32_t rank) const override {
+        if (native_[kInput] != nullptr) {
+            return native_[kInput]->queued_bytes(ranks_[static_cast<std::size_t>(rank)].identity);
+        }
         return queued_[static_cast<std::size_t>(rank)].bytes.load(std::memory_order_relaxed);
     }
 
@@ -346,7 +385,13 @@ class ZmqFrontendLink final : public FrontendLink {
         ZmqMonitor::Event event;
         std::int32_t rank;  // who it was when the event was read, -1 = not known
         TimePoint read_at;
+        UniqueFd held;  // native: until the event is applied, its number is nobody else's
     };
+
+    static Error Unreachable(std::int32_t rank, int error) {
+        return Error{
+            ErrorCode::kRankLost, "rank " + std::to_string(rank) + ": " + ZmqErrorText(error), {}, true};
+    }
 
     void AddToEpoll(int fd, std::uint64_t tag) {
         epoll_event event{};
@@ -436,6 +481,27 @@ class ZmqFrontendLink final : public FrontendLink {
             output = *out;
         }
         const std::string_view setting = tcp ? "--data-parallel-address" : "--socket-dir";
+        for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+            ranks_[rank].identity = wire::RankIdentity(options_.base_index + static_cast<std::int32_t>(rank));
+        }
+        if (!tcp && options_.native) {
+            // Heartbeats, which only tcp needs, want a thread that answers while its owner is busy: libzmq's.
+            if (Status bound = BindNative(
+                    kInput, ZmtpRole::kRouter,
+                    {kMaxControlFrameBytes, kMaxControlMessageBytes, kMaxFramesPerMessage}, input, setting);
+                !bound.ok()) {
+                return bound;
+            }
+            if (Status bound = BindNative(
+                    kOutput, ZmtpRole::kPull,
+                    {kMaxOutputFrameBytes, kMaxOutputMessageBytes, kMaxFramesPerMessage}, output, setting);
+                !bound.ok()) {
+                return bound;
+            }
+            addresses_.inputs = {input};
+            addresses_.outputs = {output};
+            return {};
+        }
         ZmqSocket router = MakeSocket(ZMQ_ROUTER, input, kMaxControlFrameBytes);
         // Unbounded in messages: Send counts bytes, per rank.
         router.Set(ZMQ_SNDHWM, 0);
@@ -449,9 +515,27 @@ class ZmqFrontendLink final : public FrontendLink {
         }
         addresses_.inputs = {tcp ? sockets_[kInput].LastEndpoint() : input};
         addresses_.outputs = {tcp ? sockets_[kOutput].LastEndpoint() : output};
-        for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-            ranks_[rank].identity = wire::RankIdentity(options_.base_index + static_cast<std::int32_t>(rank));
+        return {};
+    }
+
+    Status BindNative(Plane plane, ZmtpRole role, const ZmtpLimits& limits, const std::string& address,
+                      std::string_view setting) {
+        constexpr std::string_view kIpc = "ipc://";
+        ZmtpListener::Options options;
+        options.role = role;
+        options.limits = limits;
+        options.backlog = kBacklog;
+        options.max_connections = 4 * ranks_.size() + kMaxStrays;
+        options.epoll = epoll_.get();
+        options.tag = static_cast<std::uint32_t>(plane + 1);
+        auto bound = ZmtpListener::Bind(address.substr(kIpc.size()), options);
+        if (!bound.ok()) {
+            return Error{ErrorCode::kUnavailable,
+                         "cannot bind the " + std::string(kPlaneNames[plane]) + " socket to " + address +
+                             ": " + bound.error().message + " (set by " + std::string(setting) + ")",
+                         std::string(setting), false};
         }
+        native_[plane] = std::move(*bound);
         return {};
     }
 
@@ -665,16 +749,39 @@ class ZmqFrontendLink final : public FrontendLink {
         }
     }
 
+    void Defer(std::size_t plane, const ZmqMonitor::Event& event, UniqueFd held) {
+        const Connection* connection =
+            event.kind == ZMQ_EVENT_DISCONNECTED ? Find(plane, event.value) : nullptr;
+        deferred_[plane].push_back(
+            {event, connection != nullptr ? connection->rank : -1, now_, std::move(held)});
+    }
+
+    void ReadNativeEvents(std::size_t plane) {
+        if (native_[plane] == nullptr || !native_[plane]->has_events()) {
+            return;
+        }
+        ZmtpListener::Event event;
+        UniqueFd closed;
+        while (deferred_[plane].size() < kMaxDeferredEvents && native_[plane]->NextEvent(event, closed)) {
+            using Kind = ZmtpListener::Event::Kind;
+            const std::uint16_t kind = event.kind == Kind::kAccepted ? ZMQ_EVENT_ACCEPTED
+                                       : event.kind == Kind::kReady  ? ZMQ_EVENT_HANDSHAKE_SUCCEEDED
+                                       : event.kind == Kind::kClosed ? ZMQ_EVENT_DISCONNECTED
+                                                                     : ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL;
+            Defer(plane, {kind, event.fd}, std::move(closed));
+        }
+        monitor_ready_ = monitor_ready_ || native_[plane]->has_events();
+    }
+
     void ReadMonitors() {
         for (std::size_t plane = 0; plane < kPlanes; ++plane) {
+            ReadNativeEvents(plane);
             if (!monitors_[plane].valid()) {
                 continue;
             }
             ZmqMonitor::Event event;
             while (deferred_[plane].size() < kMaxDeferredEvents && monitors_[plane].Next(event)) {
-                const Connection* connection =
-                    event.kind == ZMQ_EVENT_DISCONNECTED ? Find(plane, event.value) : nullptr;
-                deferred_[plane].push_back({event, connection != nullptr ? connection->rank : -1, now_});
+                Defer(plane, event, UniqueFd{});
             }
             if (deferred_[plane].size() >= kMaxDeferredEvents) {
                 monitor_ready_ = true;
@@ -686,7 +793,7 @@ class ZmqFrontendLink final : public FrontendLink {
     void ApplyEvents(std::size_t plane, Handler& handler, bool drained) {
         auto& queue = deferred_[plane];
         while (!queue.empty()) {
-            const Deferred item = queue.front();
+            const Deferred& item = queue.front();
             switch (item.event.kind) {
                 case ZMQ_EVENT_ACCEPTED:
                     Note(plane, item.event.value);
@@ -704,8 +811,11 @@ class ZmqFrontendLink final : public FrontendLink {
                     if (!drained && now_ - item.read_at < kMaxDefer) {
                         return;
                     }
-                    queue.pop_front();
-                    OnDisconnected(plane, item, handler);
+                    {
+                        const Deferred taken = std::move(queue.front());
+                        queue.pop_front();
+                        OnDisconnected(plane, taken, handler);
+                    }
                     continue;
                 default: {
                     std::uint64_t suppressed = 0;
@@ -960,23 +1070,41 @@ class ZmqFrontendLink final : public FrontendLink {
         return false;
     }
 
+    /// The next message of a data socket. The views live until the next call with the same socket.
+    MultipartReader::Got Take(Plane plane, MultipartReader& reader, std::span<const std::string_view>& frames,
+                              int& fd) {
+        if (ZmtpListener* native = native_[plane].get(); native != nullptr) {
+            const ZmtpListener::Got got = native->Receive();
+            frames = native->frames();
+            fd = native->source_fd();
+            return got == ZmtpListener::Got::kMessage     ? MultipartReader::Got::kMessage
+                   : got == ZmtpListener::Got::kMalformed ? MultipartReader::Got::kMalformed
+                                                          : MultipartReader::Got::kNothing;
+        }
+        const auto got = reader.Receive(sockets_[plane]);
+        frames = reader.frames();
+        fd = reader.source_fd();
+        return got;
+    }
+
     bool PollInput() {
         if (!ready_[kInput]) {
             return true;
         }
         for (std::size_t i = 0; i < kMaxControlPerPoll; ++i) {
-            const auto got = reader_.Receive(sockets_[kInput]);
+            std::span<const std::string_view> frames;
+            int fd = -1;
+            const auto got = Take(kInput, reader_, frames, fd);
             if (got == MultipartReader::Got::kNothing) {
                 ready_[kInput] = false;
                 return true;
             }
-            const auto frames = reader_.frames();
             if (got == MultipartReader::Got::kMalformed || frames.empty()) {
                 continue;
             }
             const std::int32_t rank = handshake_->RankOf(frames[0]);
             if (rank >= 0) {
-                Attribute(kInput, reader_.source_fd(), rank);
+                Attribute(kInput, fd, rank);
             }
             handshake_->OnRegistration(frames[0], frames.subspan(1));
         }
@@ -988,16 +1116,17 @@ class ZmqFrontendLink final : public FrontendLink {
             return true;
         }
         for (std::size_t i = 0; i < kMaxOutputsPerPoll; ++i) {
-            const auto got = output_reader_.Receive(sockets_[kOutput]);
+            std::span<const std::string_view> frames;
+            int fd = -1;
+            const auto got = Take(kOutput, output_reader_, frames, fd);
             if (got == MultipartReader::Got::kNothing) {
                 ready_[kOutput] = false;
                 return true;
             }
-            const int fd = output_reader_.source_fd();
             const std::int32_t from = OutputRank(fd);
             const bool whole = got == MultipartReader::Got::kMessage;  // else: nothing that could be decoded
             const std::int32_t named =
-                handler.OnOutput(whole ? output_reader_.frames() : std::span<const std::string_view>{}, from);
+                handler.OnOutput(whole ? frames : std::span<const std::string_view>{}, from);
             if (named >= 0 && named < options_.size) {
                 RankLink& link = ranks_[static_cast<std::size_t>(named)];
                 if (link.fd[kOutput] != fd) {
@@ -1188,6 +1317,8 @@ class ZmqFrontendLink final : public FrontendLink {
     std::array<ZmqSocket, kPlanes> sockets_;
     std::array<ZmqMonitor, kPlanes> monitors_;
     UniqueFd epoll_;
+    /// Data sockets on ipc: read and written here, without libzmq's thread in between.
+    std::array<std::unique_ptr<ZmtpListener>, kPlanes> native_;
     std::array<bool, kPlanes> ready_{};
     std::array<bool, kPlanes> sent_{};
     bool monitor_ready_{false};

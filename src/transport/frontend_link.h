@@ -43,6 +43,8 @@ struct FrontendLinkOptions {
     /// reserve on top.
     std::uint64_t max_queued_bytes_per_rank{64ULL << 20};
     Duration ready_timeout{0};
+    /// Data sockets on ipc are read and written on the owner's thread (zmtp_socket.h) instead of libzmq's.
+    bool native{true};
 };
 
 /// What happened to a rank's connection.

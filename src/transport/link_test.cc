@@ -67,9 +67,16 @@ struct Recorder : FrontendLink::Handler {
     int live{0};
 };
 
-class LinkTest : public ::testing::Test {
+/// Which ends have native data sockets; the others have libzmq's.
+struct Ends {
+    bool frontend;
+    bool engine;
+};
+
+class LinkTest : public ::testing::TestWithParam<Ends> {
   protected:
     FrontendLink& Bind(FrontendLinkOptions options) {
+        options.native = GetParam().frontend;
         auto link = FrontendLink::Bind(std::move(options), clock_);
         EXPECT_TRUE(link.ok()) << link.error().message;
         link_ = std::move(*link);
@@ -91,6 +98,7 @@ class LinkTest : public ::testing::Test {
         options.handshake_address = address.empty() ? link_->handshake_address() : std::move(address);
         options.engine_index = index;
         options.linger = milliseconds(100);
+        options.native = GetParam().engine;
         auto link = EngineLink::Connect(options, clock_);
         EXPECT_TRUE(link.ok()) << link.error().message;
         return std::move(*link);
@@ -101,7 +109,10 @@ class LinkTest : public ::testing::Test {
         EXPECT_TRUE(Pump([&] { return engine->AwaitInit(clock_.Now() + milliseconds(1)).ok(); }));
         EXPECT_TRUE(engine->Register(ReadyMap(), "", clock_.Now() + seconds(5)).ok());
         const int before = handler_.live;
-        EXPECT_TRUE(Pump([&] { return handler_.live > before; }));
+        EXPECT_TRUE(Pump([&] {
+            engine->Poll(Duration::zero(), [](const InputFrames&) {});
+            return handler_.live > before && engine->connected_clients() == 1;
+        }));
         return engine;
     }
     static std::string Say(std::int32_t engine_index) {
@@ -120,7 +131,15 @@ class LinkTest : public ::testing::Test {
     Recorder handler_;
 };
 
-TEST_F(LinkTest, CarriesFramesBothWaysUnchanged) {
+INSTANTIATE_TEST_SUITE_P(, LinkTest,
+                         ::testing::Values(Ends{true, true}, Ends{true, false}, Ends{false, true},
+                                           Ends{false, false}),
+                         [](const ::testing::TestParamInfo<Ends>& ends) {
+                             return std::string(ends.param.frontend ? "NativeFrontend" : "ZmqFrontend") +
+                                    (ends.param.engine ? "NativeEngine" : "ZmqEngine");
+                         });
+
+TEST_P(LinkTest, CarriesFramesBothWaysUnchanged) {
     Bind({});
     auto engine = Serve(0);
     const std::vector<std::string_view> aux{"tensor", ""};
@@ -142,7 +161,7 @@ TEST_F(LinkTest, CarriesFramesBothWaysUnchanged) {
     EXPECT_EQ(handler_.outputs[0], Say(0));
 }
 
-TEST_F(LinkTest, TheEngineMayComeLongBeforeTheFrontend) {
+TEST_P(LinkTest, TheEngineMayComeLongBeforeTheFrontend) {
     Bind({});
     const std::string address = link_->handshake_address();
     link_.reset();
@@ -156,7 +175,7 @@ TEST_F(LinkTest, TheEngineMayComeLongBeforeTheFrontend) {
     EXPECT_TRUE(Pump([&] { return handler_.live == 1; }));
 }
 
-TEST_F(LinkTest, AddressesArePlain) {
+TEST_P(LinkTest, AddressesArePlain) {
     FrontendLinkOptions options;
     options.data_host = "127.0.0.1";
     Bind(options);
@@ -170,7 +189,7 @@ TEST_F(LinkTest, AddressesArePlain) {
     Serve(0);
 }
 
-TEST_F(LinkTest, AWildcardTellsEachEngineTheAddressItCameInOn) {
+TEST_P(LinkTest, AWildcardTellsEachEngineTheAddressItCameInOn) {
     FrontendLinkOptions options;
     options.handshake_address = "tcp://0.0.0.0:0";
     options.data_host = "0.0.0.0";
@@ -184,13 +203,13 @@ TEST_F(LinkTest, AWildcardTellsEachEngineTheAddressItCameInOn) {
     EXPECT_TRUE(Pump([&] { return handler_.live == 1; }));
 }
 
-TEST_F(LinkTest, AnEngineThatWasNeverAnsweredLeavesAtOnce) {
+TEST_P(LinkTest, AnEngineThatWasNeverAnsweredLeavesAtOnce) {
     const TimePoint before = clock_.Now();
     Dial(0, "tcp://127.0.0.1:1").reset();
     EXPECT_LT(clock_.Now() - before, seconds(1));
 }
 
-TEST_F(LinkTest, SaysWhoItWaitedForWhenNoInitComes) {
+TEST_P(LinkTest, SaysWhoItWaitedForWhenNoInitComes) {
     Bind({});
     auto engine = Dial(5);  // not one of the group: refused, never answered
     Pump([] { return false; }, milliseconds(50));
@@ -200,7 +219,7 @@ TEST_F(LinkTest, SaysWhoItWaitedForWhenNoInitComes) {
     EXPECT_NE(init.error().message.find(link_->handshake_address()), std::string::npos);
 }
 
-TEST_F(LinkTest, ARankThatNeverRegisteredCannotBeSentTo) {
+TEST_P(LinkTest, ARankThatNeverRegisteredCannotBeSentTo) {
     FrontendLinkOptions options;
     options.size = 2;
     Bind(options);
@@ -211,7 +230,7 @@ TEST_F(LinkTest, ARankThatNeverRegisteredCannotBeSentTo) {
     EXPECT_TRUE(link_->Send(0, 0, "x").ok());
 }
 
-TEST_F(LinkTest, BoundsWhatIsQueuedForARankAndKeepsAReserveForAborts) {
+TEST_P(LinkTest, BoundsWhatIsQueuedForARankAndKeepsAReserveForAborts) {
     FrontendLinkOptions options;
     options.max_queued_bytes_per_rank = 1 << 20;
     Bind(options);
@@ -237,7 +256,7 @@ TEST_F(LinkTest, BoundsWhatIsQueuedForARankAndKeepsAReserveForAborts) {
     EXPECT_TRUE(link_->Send(0, 1, big).ok());
 }
 
-TEST_F(LinkTest, LearnsWhoseConnectionItIsFromTheFirstOutput) {
+TEST_P(LinkTest, LearnsWhoseConnectionItIsFromTheFirstOutput) {
     FrontendLinkOptions options;
     options.size = 2;
     Bind(options);
@@ -260,7 +279,7 @@ TEST_F(LinkTest, LearnsWhoseConnectionItIsFromTheFirstOutput) {
     EXPECT_EQ(handler_.lost[1], (std::pair{0, PeerLoss::kInputClosed}));
 }
 
-TEST_F(LinkTest, LastOutputsComeBeforeTheNewsOfTheLoss) {
+TEST_P(LinkTest, LastOutputsComeBeforeTheNewsOfTheLoss) {
     Bind({});
     for (int round = 0; round < 20; ++round) {
         handler_ = Recorder{};
@@ -280,7 +299,7 @@ TEST_F(LinkTest, LastOutputsComeBeforeTheNewsOfTheLoss) {
     }
 }
 
-TEST_F(LinkTest, AConnectionThatComesBackIsTakenUpAgainWithoutAHandshake) {
+TEST_P(LinkTest, AConnectionThatComesBackIsTakenUpAgainWithoutAHandshake) {
     FrontendLinkOptions options;
     std::string pattern = "/tmp/rg-link-XXXXXX";
     ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
@@ -308,7 +327,7 @@ TEST_F(LinkTest, AConnectionThatComesBackIsTakenUpAgainWithoutAHandshake) {
     std::filesystem::remove_all(pattern);
 }
 
-TEST_F(LinkTest, AnIndexThatInitDidNotListIsRefusedForThatMessageAlone) {
+TEST_P(LinkTest, AnIndexThatInitDidNotListIsRefusedForThatMessageAlone) {
     Bind({});
     auto engine = Serve(0);
     EXPECT_FALSE(engine->Send(1, "x").ok());
@@ -317,7 +336,7 @@ TEST_F(LinkTest, AnIndexThatInitDidNotListIsRefusedForThatMessageAlone) {
     EXPECT_TRUE(engine->Send(0, Say(0)).ok());
 }
 
-TEST_F(LinkTest, MalformedInputsAreCountedAndSteppedOver) {
+TEST_P(LinkTest, MalformedInputsAreCountedAndSteppedOver) {
     Bind({});
     auto engine = Serve(0);
     // Straight onto the wire, past the frontend's own framing.
@@ -369,7 +388,7 @@ TEST_F(LinkTest, MalformedInputsAreCountedAndSteppedOver) {
     EXPECT_EQ(victim->malformed_inputs(), 3U);
 }
 
-TEST_F(LinkTest, ServesSeveralFrontendsAndACoordinator) {
+TEST_P(LinkTest, ServesSeveralFrontendsAndACoordinator) {
     ZmqContext context;
     const auto bind = [&](int type) {
         ZmqSocket socket{context, type};
@@ -406,6 +425,7 @@ TEST_F(LinkTest, ServesSeveralFrontendsAndACoordinator) {
         return true;
     };
     EngineLinkOptions options;
+    options.native = GetParam().engine;
     options.handshake_address = greeter.LastEndpoint();
     options.engine_index = 300;
     auto engine = EngineLink::Connect(options, clock_);
@@ -461,7 +481,7 @@ TEST_F(LinkTest, ServesSeveralFrontendsAndACoordinator) {
     }
 }
 
-TEST_F(LinkTest, OutputsThatNobodyTakesAreBoundedAndTheAbsenceIsVisible) {
+TEST_P(LinkTest, OutputsThatNobodyTakesAreBoundedAndTheAbsenceIsVisible) {
     Bind({});
     auto engine = Dial(0);
     ASSERT_TRUE(Pump([&] { return engine->AwaitInit(clock_.Now() + milliseconds(1)).ok(); }));
