@@ -2,13 +2,17 @@
 // The floor: a one-thread epoll server that answers every completion request with canned SSE chunks, one
 // send() per chunk. No tokenizer, no engine, no JSON: what remains is the kernel's own price of the traffic,
 // to which the gateway is compared.
-//   floor_server PORT STEP_US      (0 = flat out: every stream gets a chunk in each round)
+//   floor_server PORT STEP_US [ECHO_CPU]     (0 = flat out: every stream gets a chunk in each round)
+// With ECHO_CPU, a second process on that CPU is asked first, over a UNIX socket, and sends back what it got:
+// the hand-overs that an engine in a process of its own costs a first token, and nothing else.
 // Build: g++ -O2 -std=c++20 floor_server.cc
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -16,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -70,11 +75,42 @@ int Number(const std::string& text, const char* key) {
     return at == std::string::npos ? 16 : std::atoi(text.c_str() + at + std::strlen(key));
 }
 
+/// Starts the process that echoes; returns our end of its socket.
+int StartEcho(int cpu) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
+        std::perror("socketpair");
+        std::exit(1);
+    }
+    if (::fork() == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        ::close(ends[0]);
+        cpu_set_t cpus;
+        CPU_ZERO(&cpus);
+        CPU_SET(cpu, &cpus);
+        ::sched_setaffinity(0, sizeof cpus, &cpus);
+        const int poller = ::epoll_create1(0);  // it waits as an engine does
+        epoll_event event{};
+        event.events = EPOLLIN;
+        ::epoll_ctl(poller, EPOLL_CTL_ADD, ends[1], &event);
+        char buffer[4096];
+        for (;;) {
+            ::epoll_wait(poller, &event, 1, -1);
+            const ssize_t n = ::recv(ends[1], buffer, sizeof buffer, 0);
+            if (n <= 0 || ::send(ends[1], buffer, static_cast<std::size_t>(n), 0) != n) {
+                ::_exit(0);
+            }
+        }
+    }
+    ::close(ends[1]);
+    return ends[0];
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 3) {
-        std::fprintf(stderr, "usage: floor_server PORT STEP_US\n");
+    if (argc != 3 && argc != 4) {
+        std::fprintf(stderr, "usage: floor_server PORT STEP_US [ECHO_CPU]\n");
         return 2;
     }
     const int step_us = std::atoi(argv[2]);
@@ -105,6 +141,14 @@ int main(int argc, char** argv) {
         event.data.fd = timer;
         ::epoll_ctl(poller, EPOLL_CTL_ADD, timer, &event);
     }
+    const int echo = argc == 4 ? StartEcho(std::atoi(argv[3])) : -1;
+    if (echo >= 0) {
+        event.data.fd = echo;
+        ::epoll_ctl(poller, EPOLL_CTL_ADD, echo, &event);
+    }
+    constexpr std::size_t kQuestion = 200;  // bytes, as many as a small ADD has
+    std::size_t echoed = 0;
+    std::deque<int> asked;
     std::unordered_map<int, Connection> connections;
     std::vector<int> running;
     std::unordered_map<int, int> wanted;
@@ -125,6 +169,14 @@ int main(int argc, char** argv) {
             }
         }
         running = std::move(next);
+    };
+    const auto start = [&](int fd) {
+        if (connections.find(fd) == connections.end()) {
+            return;
+        }
+        Send(fd, kHead);
+        connections[fd].listed = true;
+        running.push_back(fd);
     };
     epoll_event events[256];
     for (;;) {
@@ -150,6 +202,18 @@ int main(int argc, char** argv) {
                 continue;
             }
             char buffer[16384];
+            if (fd == echo) {
+                const ssize_t n = ::recv(echo, buffer, sizeof buffer, 0);
+                if (n <= 0) {
+                    return 1;
+                }
+                for (echoed += static_cast<std::size_t>(n); echoed >= kQuestion && !asked.empty();
+                     echoed -= kQuestion) {
+                    start(asked.front());
+                    asked.pop_front();
+                }
+                continue;
+            }
             const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
             if (n <= 0) {
                 for (std::size_t k = 0; k < running.size(); ++k) {
@@ -190,10 +254,12 @@ int main(int argc, char** argv) {
                 }
                 wanted[fd] = tokens;
                 connection.left = tokens;
-                std::string first = kHead;
-                Send(fd, first);
-                connection.listed = true;
-                running.push_back(fd);
+                if (echo >= 0) {
+                    asked.push_back(fd);
+                    Send(echo, std::string(kQuestion, '.'));
+                } else {
+                    start(fd);
+                }
             }
         }
         if (step_us == 0 && !running.empty()) {

@@ -100,9 +100,11 @@ class Bench:
     def others(self) -> str:
         return f"1-{CORES - 1}" if CORES > 2 else "1" if CORES == 2 else "0"
 
-    def floor(self, step_us: int) -> tuple[int, int]:
+    def floor(self, step_us: int, echo: bool = False) -> tuple[int, int]:
+        """With `echo`, one that asks a second process on the other core before it answers: an engine's hand-overs without an engine."""
         port = free_port()
-        server = self.spawn([str(OUT / "floor_server"), str(port), str(step_us)], "0")
+        argv = [str(OUT / "floor_server"), str(port), str(step_us), *([str(1 if CORES > 1 else 0)] if echo else [])]
+        server = self.spawn(argv, "0")
         self.wait_port(port)
         return port, server.pid
 
@@ -295,11 +297,13 @@ def main() -> int:
             else:
                 step_us, kind, count, requests, tokens, poll_us = CASES[name]
                 runs: dict[str, list[dict]] = {"floor": [], "gateway": []}
+                if name.startswith("ttft-1"):
+                    runs["chain"] = []
                 for _ in range(repetitions):
                     for side in runs:
                         if name.endswith("-awake"):
                             bench.keep_awake()
-                        port, pid = bench.floor(step_us) if side == "floor" else bench.gateway(step_us)
+                        port, pid = bench.gateway(step_us) if side == "gateway" else bench.floor(step_us, echo=side == "chain")
                         if requests > 1:
                             bench.load(port, pid, kind, count, max(1, requests // 10), tokens, poll_us)  # warm
                         runs[side].append(bench.load(port, pid, kind, count, requests, tokens, poll_us))
@@ -323,7 +327,9 @@ def main() -> int:
                           "answer": f"{entry['requests_per_core']:,.0f} requests/s/core"}[entry["per"]]
                 if name.startswith("ttft-1"):
                     detail = f"ttft p50 {entry['ttft_p50_us']['gateway']:.0f} us, floor {entry['ttft_p50_us']['floor']:.0f} us, " \
-                             f"+{entry['ttft_over_floor_us']:.0f} us; p99 {entry['ttft_p99_us']['gateway']:.0f} us"
+                             f"+{entry['ttft_over_floor_us']:.0f} us; p99 {entry['ttft_p99_us']['gateway']:.0f} us; " \
+                             f"the floor with an engine's hand-overs {entry['ttft_p50_us']['chain']:.0f} us, " \
+                             f"+{entry['ttft_p50_us']['gateway'] - entry['ttft_p50_us']['chain']:.0f} us over that"
                 detail = f"us a {entry['per']}; " + detail
             results[name] = entry
             if name in BUDGETS:
