@@ -330,7 +330,7 @@ class ZmqEngineLink final : public EngineLink {
         for (std::size_t i = 0; i < count; ++i) {
             Client& client = clients_.emplace_back();
             client.away_since = clock_.Now();
-            if (options_.native && IsIpc(where.inputs[i]) && IsIpc(where.outputs[i])) {
+            if (options_.native && !LibzmqWanted() && IsIpc(where.inputs[i]) && IsIpc(where.outputs[i])) {
                 ConnectNative(client, i, where.inputs[i], where.outputs[i], registration);
                 continue;
             }

@@ -53,6 +53,7 @@ struct EngineLinkOptions {
     /// How long last words may linger at destruction.
     Duration linger{std::chrono::seconds(4)};
     /// Data sockets on ipc are read and written on the owner's thread (zmtp_dialer.h) instead of libzmq's.
+    /// The environment's RANKGATE_TRANSPORT=libzmq overrules it.
     bool native{true};
 };
 

@@ -484,7 +484,7 @@ class ZmqFrontendLink final : public FrontendLink {
         for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
             ranks_[rank].identity = wire::RankIdentity(options_.base_index + static_cast<std::int32_t>(rank));
         }
-        if (!tcp && options_.native) {
+        if (!tcp && options_.native && !LibzmqWanted()) {
             // Heartbeats, which only tcp needs, want a thread that answers while its owner is busy: libzmq's.
             if (Status bound = BindNative(
                     kInput, ZmtpRole::kRouter,

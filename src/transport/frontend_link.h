@@ -44,6 +44,7 @@ struct FrontendLinkOptions {
     std::uint64_t max_queued_bytes_per_rank{64ULL << 20};
     Duration ready_timeout{0};
     /// Data sockets on ipc are read and written on the owner's thread (zmtp_socket.h) instead of libzmq's.
+    /// The environment's RANKGATE_TRANSPORT=libzmq overrules it.
     bool native{true};
 };
 

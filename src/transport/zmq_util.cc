@@ -170,6 +170,11 @@ void ZmqMonitor::Close(ZmqSocket& socket) noexcept {
     }
 }
 
+bool LibzmqWanted() noexcept {
+    const char* transport = std::getenv("RANKGATE_TRANSPORT");  // NOLINT(concurrency-mt-unsafe): nobody sets it
+    return transport != nullptr && std::string_view{transport} == "libzmq";
+}
+
 bool IsIpc(std::string_view address) noexcept {
     return address.starts_with("ipc://");
 }

@@ -178,6 +178,8 @@ class ZmqMonitor {
 };
 
 bool IsIpc(std::string_view address) noexcept;
+/// The environment says RANKGATE_TRANSPORT=libzmq: data sockets on ipc are libzmq's, too.
+bool LibzmqWanted() noexcept;
 /// tcp://127.0.0.1:5 -> true; a name or [::1] -> false. Such sockets are made without IPv6, so that no peer
 /// is ever told a mapped address ([::ffff:127.0.0.1]) that its own socket may not be able to dial.
 bool IsIpv4Literal(std::string_view address);

@@ -402,10 +402,10 @@ ZmtpDialer::Got ZmtpDialer::Receive() {
         }
         const ZmtpDecoder::Got got = in_->Next();
         if (!in_->replies().empty()) {
-            if (out_offset_ == out_.size()) {  // between two messages; else it would break into one
-                const ssize_t n = ::send(fd_.get(), in_->replies().data(), in_->replies().size(),
-                                         MSG_NOSIGNAL | MSG_DONTWAIT);
-                (void)n;
+            // Only when nothing waits: a peer that does not read gets no answers to its PINGs.
+            if (out_.empty()) {
+                Queue(in_->replies());
+                Flush();
             }
             in_->replies().clear();
         }
@@ -439,6 +439,11 @@ ZmtpDialer::Got ZmtpDialer::Receive() {
             Drop();
         }
     }
+}
+
+void ZmtpDialer::Queue(std::string_view whole) {
+    out_ += whole;
+    sizes_.push_back(whole.size());
 }
 
 void ZmtpDialer::Flush() {

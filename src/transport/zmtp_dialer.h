@@ -137,6 +137,7 @@ class ZmtpDialer {
     bool Adopt();
     void Drop();
     void Trim();
+    void Queue(std::string_view whole);
 
     ZmtpKeeper& keeper_;
     const int epoll_;

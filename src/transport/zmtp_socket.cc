@@ -22,6 +22,8 @@ constexpr Duration kIntroduction = std::chrono::seconds(30);
 constexpr int kAcceptsPerWake = 64;
 constexpr std::size_t kKeptOutput = 64 * 1024;
 constexpr std::size_t kMaxIov = 64;
+/// A peer that has this much unread gets no answers to its PINGs.
+constexpr std::size_t kMaxQueuedReplies = 64 * 1024;
 
 }  // namespace
 
@@ -185,6 +187,7 @@ void ZmtpListener::Read(Connection& connection) {
     } else {
         connection.unread = false;
         connection.eof = true;
+        Unname(connection);  // what it said is still delivered, but it hears nothing any more
     }
 }
 
@@ -194,7 +197,9 @@ ZmtpListener::Got ZmtpListener::Receive() {
         Connection& connection = *pending_.front();
         const ZmtpDecoder::Got got = connection.in.Next();
         if (!connection.in.replies().empty()) {
-            if (!connection.eof) {
+            // Not into the middle of what was cut off, and not without end for a peer that does not read.
+            if (!connection.eof && !connection.replaced &&
+                connection.out.size() - connection.out_offset < kMaxQueuedReplies) {
                 connection.out += connection.in.replies();
                 Write(connection);
             }
@@ -262,6 +267,13 @@ void ZmtpListener::OnReady(Connection& connection) {
     place = &connection;
 }
 
+void ZmtpListener::Unname(Connection& connection) {
+    if (const auto peer = peers_.find(connection.in.identity());
+        peer != peers_.end() && peer->second == &connection) {
+        peers_.erase(peer);
+    }
+}
+
 /// The front of pending_ has come to its end.
 void ZmtpListener::Finish(Connection& connection) {
     pending_.pop_front();
@@ -269,10 +281,7 @@ void ZmtpListener::Finish(Connection& connection) {
         --introducing_;
         events_.emplace_back(Event{Event::Kind::kFailed, connection.fd.get()}, UniqueFd{});
     }
-    if (const auto peer = peers_.find(connection.in.identity());
-        peer != peers_.end() && peer->second == &connection) {
-        peers_.erase(peer);
-    }
+    Unname(connection);
     const int fd = connection.fd.get();
     ::epoll_ctl(options_.epoll, EPOLL_CTL_DEL, fd, nullptr);
     events_.emplace_back(Event{Event::Kind::kClosed, fd}, std::move(connection.fd));

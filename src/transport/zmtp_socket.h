@@ -96,6 +96,7 @@ class ZmtpListener {
     void MarkPending(Connection& connection);
     void Read(Connection& connection);
     void OnReady(Connection& connection);
+    void Unname(Connection& connection);
     void Finish(Connection& connection);
     void Write(Connection& connection);
     void DropOutput(Connection& connection);

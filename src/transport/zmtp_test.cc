@@ -139,6 +139,40 @@ TEST(ZmtpDecoderTest, BoundsFramesMessagesAndTheNumberOfFrames) {
     EXPECT_EQ(last(Command("NEWS", "x") + Frame("on")), "[on]") << "commands of later versions are read past";
 }
 
+TEST(ZmtpDecoderTest, ReadsReadyOfAnyShapeAndRefusesOneThatDoesNotAddUp) {
+    const std::string greeting = Hello(ZmtpRole::kDealer).substr(0, 64);
+    const auto ready = [&](const std::string& properties) {
+        return Decode(ZmtpRole::kRouter, greeting + Command("READY", properties), 1 << 20).back();
+    };
+    const std::string type{"\x0bSocket-Type\0\0\0\6DEALER", 22};
+    EXPECT_EQ(ready(type), "ready ");
+    EXPECT_EQ(ready(std::string("\x08iDENTITY\0\0\0\2me", 15) + type), "ready me") << "any order, any case";
+    EXPECT_EQ(ready(type + std::string("\1X\0\0\0\0", 6)), "ready ") << "a property of later versions";
+    EXPECT_EQ(ready(type + std::string("\1X\0\0\0\1", 6)), "broken") << "longer than the command";
+    EXPECT_EQ(ready(type + std::string("\1X\xff\xff\xff\xff", 6)), "broken");
+    EXPECT_EQ(ready(type + std::string("\0\0\0\0\0", 5)), "broken") << "no name";
+    EXPECT_EQ(ready(type + "\5I"), "broken");
+    EXPECT_EQ(ready(std::string("\1X\0\0\0\0", 6)), "broken") << "no type";
+    std::string longest = "\x08Identity" + std::string("\0\0\0\xff", 4) + std::string(255, 'i') + type;
+    const auto command = [](const std::string& body) {
+        std::string out{"\6\0\0\0\0\0\0", 7};
+        out += static_cast<char>((body.size() + 6) >> 8U);
+        out += static_cast<char>((body.size() + 6) & 0xffU);
+        return out + "\5READY" + body;
+    };
+    EXPECT_EQ(Decode(ZmtpRole::kRouter, greeting + command(longest), 1 << 20).back(),
+              "ready " + std::string(255, 'i'));
+    longest = "\x08Identity" + std::string("\0\0\1\0", 4) + std::string(256, 'i') + type;
+    EXPECT_EQ(Decode(ZmtpRole::kRouter, greeting + command(longest), 1 << 20).back(), "broken");
+    EXPECT_EQ(Decode(ZmtpRole::kRouter, greeting + command(std::string(9000, 'x')), 1 << 20).back(),
+              "broken");
+    std::string minor = Hello(ZmtpRole::kDealer, "me");
+    minor[11] = 0;
+    EXPECT_EQ(Decode(ZmtpRole::kRouter, minor, 1).back(), "ready me") << "ZMTP 3.0";
+    minor[10] = 4;
+    EXPECT_EQ(Decode(ZmtpRole::kRouter, minor, 1).back(), "ready me") << "a later one speaks 3 with us";
+}
+
 class ZmtpSocketTest : public ::testing::Test {
   protected:
     ZmtpSocketTest() {
@@ -194,6 +228,39 @@ class ZmtpSocketTest : public ::testing::Test {
             }
             return said_.size() >= count;
         });
+    }
+    /// A peer made of bytes.
+    UniqueFd Raw() const {
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        std::strcpy(address.sun_path, Path().c_str());
+        UniqueFd raw{::socket(AF_UNIX, SOCK_STREAM, 0)};
+        EXPECT_EQ(::connect(raw.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+        return raw;
+    }
+    UniqueFd RawListener() const {
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        std::strcpy(address.sun_path, Path().c_str());
+        UniqueFd raw{::socket(AF_UNIX, SOCK_STREAM, 0)};
+        EXPECT_EQ(::bind(raw.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+        EXPECT_EQ(::listen(raw.get(), 8), 0);
+        return raw;
+    }
+    static void Say(const UniqueFd& raw, const std::string& bytes) {
+        ASSERT_EQ(::send(raw.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+                  static_cast<ssize_t>(bytes.size()));
+    }
+    /// What has come so far.
+    static void ReadAll(const UniqueFd& raw, std::string& into) {
+        std::vector<char> buffer(100'000);
+        for (;;) {
+            const ssize_t n = ::recv(raw.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+            if (n <= 0) {
+                return;
+            }
+            into.append(buffer.data(), static_cast<std::size_t>(n));
+        }
     }
     ZmqSocket Zmq(int type, std::string_view identity = {}) {
         ZmqSocket socket{context_, type};
@@ -256,13 +323,16 @@ TEST_F(ZmtpSocketTest, APullHearsEveryMessageBeforeTheEndOfItsConnection) {
     auto pull = Listen(ZmtpRole::kPull);
     {
         ZmqSocket push = Zmq(ZMQ_PUSH);
+        push.Set(ZMQ_SNDHWM, 0);
         ASSERT_EQ(push.Connect(Address()), 0);
-        for (int i = 0; i < 1000; ++i) {
+        for (int i = 0; i < 10'000; ++i) {
             ASSERT_EQ(push.Send(std::to_string(i), false), 0);
         }
     }
-    ASSERT_TRUE(Hear(*pull, 1000));
-    EXPECT_EQ(said_[999], "[999]");
+    ASSERT_TRUE(Hear(*pull, 10'000));
+    for (std::size_t i = 0; i < said_.size(); ++i) {
+        ASSERT_EQ(said_[i], "[" + std::to_string(i) + "]");
+    }
     ASSERT_TRUE(Until([&] {
         Hear(*pull, 0);
         return kinds_.back() == Kind::kClosed;
@@ -272,12 +342,8 @@ TEST_F(ZmtpSocketTest, APullHearsEveryMessageBeforeTheEndOfItsConnection) {
 
 TEST_F(ZmtpSocketTest, AStrayIsToldFromAPeer) {
     auto pull = Listen(ZmtpRole::kPull);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::strcpy(address.sun_path, Path().c_str());
-    const UniqueFd stray{::socket(AF_UNIX, SOCK_STREAM, 0)};
-    ASSERT_EQ(::connect(stray.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    ASSERT_EQ(::send(stray.get(), "hello", 5, 0), 5);
+    const UniqueFd stray = Raw();
+    Say(stray, "hello");
     ASSERT_TRUE(Until([&] {
         Hear(*pull, 0);
         return kinds_.size() == 3;
@@ -306,13 +372,8 @@ TEST_F(ZmtpSocketTest, TheLastWhoTakesANameHasIt) {
 
 TEST_F(ZmtpSocketTest, WhatAPeerDoesNotReadIsQueuedAndCounted) {
     auto router = Listen(ZmtpRole::kRouter);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::strcpy(address.sun_path, Path().c_str());
-    UniqueFd raw{::socket(AF_UNIX, SOCK_STREAM, 0)};
-    ASSERT_EQ(::connect(raw.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    const std::string hello = Hello(ZmtpRole::kDealer, "me") + Frame("here");
-    ASSERT_EQ(::send(raw.get(), hello.data(), hello.size(), 0), static_cast<ssize_t>(hello.size()));
+    UniqueFd raw = Raw();
+    Say(raw, Hello(ZmtpRole::kDealer, "me") + Frame("here"));
     ASSERT_TRUE(Hear(*router, 1));
     std::string expected = Hello(ZmtpRole::kRouter);
     for (int i = 0; i < 50; ++i) {
@@ -322,10 +383,8 @@ TEST_F(ZmtpSocketTest, WhatAPeerDoesNotReadIsQueuedAndCounted) {
     }
     EXPECT_GT(router->queued_bytes("me"), 500'000U);
     std::string got;
-    std::vector<char> buffer(100'000);
     ASSERT_TRUE(Until([&] {
-        const ssize_t n = ::recv(raw.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
-        got.append(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+        ReadAll(raw, got);
         Look(*router);
         return got.size() == expected.size();
     }));
@@ -333,6 +392,166 @@ TEST_F(ZmtpSocketTest, WhatAPeerDoesNotReadIsQueuedAndCounted) {
     EXPECT_EQ(router->queued_bytes("me"), 0U);
     raw.reset();
     EXPECT_EQ(router->Send("me", "t", "p", {}), EHOSTUNREACH);
+}
+
+TEST_F(ZmtpSocketTest, APeerMaySpeakByteByByteAndPingBetweenFrames) {
+    auto router = Listen(ZmtpRole::kRouter);
+    const UniqueFd raw = Raw();
+    std::string bytes = Hello(ZmtpRole::kDealer, "me") + Frame("a", true) +
+                        Command("PING", std::string("\0\x14"
+                                                    "context",
+                                                    9)) +
+                        Frame("", true) + Frame("b");
+    bytes[11] = 0;
+    for (const char byte : bytes) {
+        Say(raw, std::string(1, byte));
+        Hear(*router, 0);
+    }
+    ASSERT_TRUE(Hear(*router, 1));
+    EXPECT_EQ(said_[0], "[me][a][][b]");
+    std::string got;
+    ReadAll(raw, got);
+    EXPECT_EQ(got, Hello(ZmtpRole::kRouter) + Command("PONG", "context"));
+}
+
+TEST_F(ZmtpSocketTest, AMessageThatWasHalfSaidIsNotDelivered) {
+    auto pull = Listen(ZmtpRole::kPull);
+    UniqueFd raw = Raw();
+    Say(raw, Hello(ZmtpRole::kPush) + Frame("whole") + Frame("first", true) + Frame("second").substr(0, 4));
+    raw.reset();
+    ASSERT_TRUE(Until([&] {
+        Hear(*pull, 0);
+        return kinds_.size() == 3;
+    }));
+    EXPECT_EQ(said_, std::vector<std::string>{"[whole]"});
+    EXPECT_EQ(kinds_.back(), Kind::kClosed);
+}
+
+TEST_F(ZmtpSocketTest, APeerThatPingsAndDoesNotReadCostsABoundedQueue) {
+    auto router = Listen(ZmtpRole::kRouter);
+    const UniqueFd raw = Raw();
+    Say(raw, Hello(ZmtpRole::kDealer, "me") + Frame("here"));
+    ASSERT_TRUE(Hear(*router, 1));
+    std::string pings;
+    for (int i = 0; i < 1000; ++i) {
+        pings += Command("PING", std::string("\0\0sixteen bytes !!", 18));
+    }
+    for (int i = 0; i < 500; ++i) {  // 500 000 PINGs, 12 MB of answers
+        Say(raw, pings);
+        Hear(*router, 0);
+    }
+    EXPECT_LT(router->queued_bytes("me"), 128U * 1024);
+    Say(raw, Frame("still heard"));
+    EXPECT_TRUE(Hear(*router, 2));
+}
+
+TEST_F(ZmtpSocketTest, WhoHasSaidGoodbyeIsNotSentTo) {
+    auto router = Listen(ZmtpRole::kRouter);
+    const UniqueFd raw = Raw();
+    Say(raw, Hello(ZmtpRole::kDealer, "me") + Frame("here"));
+    ASSERT_TRUE(Hear(*router, 1));
+    ::shutdown(raw.get(), SHUT_WR);
+    ASSERT_TRUE(Until([&] {
+        Hear(*router, 0);
+        return kinds_.back() == Kind::kClosed;
+    }));
+    EXPECT_EQ(router->Send("me", "t", "p", {}), EHOSTUNREACH);
+    EXPECT_EQ(router->queued_bytes("me"), 0U);
+}
+
+TEST_F(ZmtpSocketTest, NothingFollowsWhatWasCutOffWhenANameWasTaken) {
+    auto router = Listen(ZmtpRole::kRouter);
+    const UniqueFd first = Raw();
+    Say(first, Hello(ZmtpRole::kDealer, "me") + Frame("here"));
+    ASSERT_TRUE(Hear(*router, 1));
+    std::string stream = Hello(ZmtpRole::kRouter);
+    for (int i = 0; i < 30; ++i) {
+        const std::string payload(20'000, static_cast<char>('a' + i));
+        ASSERT_EQ(router->Send("me", "t", payload, {}), 0);
+        stream += Frame("t", true) + Frame(payload);
+    }
+    ASSERT_GT(router->queued_bytes("me"), 0U);
+    const UniqueFd second = Raw();
+    Say(second, Hello(ZmtpRole::kDealer, "me") + Frame("now me"));
+    ASSERT_TRUE(Hear(*router, 2));
+    EXPECT_EQ(router->queued_bytes("me"), 0U);
+    Say(first, Command("PING", std::string("\0\0x", 3)) + Frame("unheard"));
+    Say(second, Frame("heard"));
+    ASSERT_TRUE(Hear(*router, 3));
+    EXPECT_EQ(said_.back(), "[me][heard]");
+    std::string got;
+    ReadAll(first, got);
+    EXPECT_LT(got.size(), stream.size());
+    EXPECT_EQ(got, stream.substr(0, got.size()));
+    EXPECT_EQ(kinds_.size(), 4U) << "both connections are open";
+}
+
+TEST_F(ZmtpSocketTest, ADialerAnswersPingsAndIsNotFloodedByThem) {
+    const UniqueFd listener = RawListener();
+    ZmtpKeeper keeper;
+    ZmtpDialer push{keeper, Path(), ZmtpRole::kPush, {}, {1 << 16, 1 << 16, 8}, epoll_.get(), 7};
+    const UniqueFd raw{::accept(listener.get(), nullptr, nullptr)};
+    Say(raw, Hello(ZmtpRole::kPull) + Command("PING", std::string("\0\0one", 5)));
+    const auto look = [&] {
+        epoll_event events[4];
+        for (int n = ::epoll_wait(epoll_.get(), events, 4, 0); n > 0; --n) {
+            push.OnEpoll(events[n - 1].events);
+        }
+        push.OnNews();
+        EXPECT_EQ(push.Receive(), ZmtpDialer::Got::kNothing);
+    };
+    std::string got;
+    const std::string expected = Hello(ZmtpRole::kPush) + Command("PONG", "one");
+    ASSERT_TRUE(Until([&] {
+        look();
+        ReadAll(raw, got);
+        return got.size() == expected.size();
+    }));
+    EXPECT_EQ(got, expected);
+    std::string pings;
+    for (int i = 0; i < 1000; ++i) {
+        pings += Command("PING", std::string("\0\0sixteen bytes !!", 18));
+    }
+    for (int i = 0; i < 500; ++i) {
+        Say(raw, pings);
+        look();
+    }
+    EXPECT_LT(push.queued_bytes(), 128U * 1024);
+    push.Send("out", {});
+    // Whatever was answered, what comes is whole frames and ends with the message.
+    got.clear();
+    ASSERT_TRUE(Until([&] {
+        look();
+        ReadAll(raw, got);
+        return got.ends_with(Frame("out"));
+    }));
+    const std::string pong = Command("PONG", "sixteen bytes !!");
+    got.resize(got.size() - Frame("out").size());
+    ASSERT_EQ(got.size() % pong.size(), 0U);
+    for (std::size_t i = 0; i < got.size(); i += pong.size()) {
+        ASSERT_EQ(got.compare(i, pong.size(), pong), 0);
+    }
+}
+
+TEST_F(ZmtpSocketTest, ADialersMessagesArriveInOrder) {
+    ZmqSocket pull = Zmq(ZMQ_PULL);
+    pull.Set(ZMQ_RCVHWM, 0);
+    ASSERT_EQ(pull.Bind(Address()), 0);
+    ZmtpKeeper keeper;
+    ZmtpDialer push{keeper, Path(), ZmtpRole::kPush, {}, {}, epoll_.get(), 7};
+    for (int i = 0; i < 10'000; ++i) {
+        push.Send(std::to_string(i), {});
+    }
+    MultipartReader reader;
+    for (int i = 0; i < 10'000; ++i) {
+        ASSERT_TRUE(Until([&] {
+            push.OnNews();
+            push.Receive();
+            push.Flush();
+            return reader.Receive(pull) == MultipartReader::Got::kMessage;
+        }));
+        ASSERT_EQ(reader.frames()[0], std::to_string(i));
+    }
 }
 
 TEST_F(ZmtpSocketTest, ADialerWaitsForItsFrontendAndDeliversWhatWasQueued) {
