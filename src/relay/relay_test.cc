@@ -15,6 +15,7 @@
 #include <atomic>
 #include <ctime>
 #include <filesystem>
+#include <latch>
 #include <random>
 #include <string>
 #include <thread>
@@ -72,6 +73,8 @@ class RelayTest : public testing::TestWithParam<Backend> {
     template <class L, class F>
     void Run(int size, L leader_body, F follower_body, std::function<void(Config&)> change = {}) {
         std::vector<std::thread> threads;
+        std::latch bodies{size -
+                          1};  // an end that goes without Finish is a death: nobody goes before all are done
         for (int r = 1; r < size; ++r) {
             threads.emplace_back([&, r] {
                 Config config = Make(r, size);
@@ -80,8 +83,11 @@ class RelayTest : public testing::TestWithParam<Backend> {
                 }
                 Follower follower{config};
                 auto joined = follower.Join();
-                ASSERT_TRUE(joined) << joined.failure().Describe();
-                follower_body(follower, r);
+                EXPECT_TRUE(joined) << joined.failure().Describe();
+                if (joined) {
+                    follower_body(follower, r);
+                }
+                bodies.arrive_and_wait();
             });
         }
         {
@@ -492,6 +498,27 @@ TEST_P(RelayTest, AFollowerAloneHasADeadlineToo) {
     EXPECT_EQ(joined.failure().phase, Phase::kDial);
 }
 
+TEST_P(RelayTest, ASecondLeaderIsRefusedAtOnceThoughTheNameBecomesFreeMeanwhile) {
+    if (GetParam() == Backend::kTcp) {
+        return;  // bind() alone decides there
+    }
+    Result<Listener> first = Listener::Open(Make(0, 2));
+    ASSERT_TRUE(first) << first.failure().Describe();
+    std::thread owner{[&] {
+        // Leaves the moment the newcomer has looked once, as a leader does whose group has come.
+        pollfd listening{first->fd(), POLLIN, 0};
+        ASSERT_EQ(::poll(&listening, 1, 20000), 1);
+        const UniqueFd look = first->Accept();
+        pollfd looking{look.get(), POLLIN, 0};
+        EXPECT_EQ(::poll(&looking, 1, 20000), 1);
+        first->Close();
+    }};
+    Result<Listener> second = Listener::Open(Make(0, 2));
+    owner.join();
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.failure().code, Code::kDuplicateRank);
+}
+
 TEST_P(RelayTest, AnInterruptedFollowerMayJoinAgain) {
     Follower follower{Make(1, 3)};
     std::thread leader_thread{[&] {
@@ -793,7 +820,8 @@ TEST_P(RelayTest, AFollowerThatForesawItsStepsSleepsWhenNoMoreCome) {
                 ASSERT_TRUE(follower.NextStep(Seconds{20}, &step));
             }
             const Nanos before = ThreadCpu();
-            ASSERT_TRUE(follower.NextStep(Seconds{20}, &step));
+            auto late = follower.NextStep(Seconds{20}, &step);
+            ASSERT_TRUE(late) << late.failure().Describe();
             EXPECT_EQ(Text(step[0]), "late");
             // One look at most, and a few wake-ups by the slice.
             EXPECT_LT(ThreadCpu() - before, std::chrono::milliseconds{6});

@@ -102,14 +102,17 @@ void TuneTcp(int fd) noexcept {
 
 struct AddressList {
     addrinfo* first{nullptr};
+    int error{EAI_NONAME};
     AddressList(const std::string& where, bool passive) noexcept {
         std::string host;
         std::string port;
         addrinfo hints{};
         hints.ai_socktype = SOCK_STREAM;
         hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
-        if (!SplitTcp(where, &host, &port) ||
-            ::getaddrinfo(host.c_str(), port.c_str(), &hints, &first) != 0) {
+        if (SplitTcp(where, &host, &port)) {
+            error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &first);
+        }
+        if (error != 0) {
             first = nullptr;
         }
     }
@@ -162,10 +165,12 @@ UniqueFd DialTcp(const std::string& where) noexcept {
     return UniqueFd{};
 }
 
+enum class Owner : std::uint8_t { kNobody, kGone, kLive };
+
 /// Nobody accepts there: refused for a while, since a starting leader refuses too between its bind and its
 /// listen. A process that is being killed may close its connections some milliseconds before its listener: a
 /// connection that it then drops is no life either.
-bool Refuses(const std::string& path) noexcept {
+Owner WhoListens(const std::string& path) noexcept {
     constexpr int kLiveMs = 200;
     int refused = 0;
     for (int i = 0; i < 20 && refused < 10; ++i) {
@@ -173,18 +178,18 @@ bool Refuses(const std::string& path) noexcept {
         if (fd.valid()) {
             pollfd p{fd.get(), POLLIN, 0};
             if (::poll(&p, 1, kLiveMs) == 0) {
-                return false;  // it waits for our HELLO
+                return Owner::kLive;  // it waits for our HELLO
             }
             continue;
         }
         if (errno != ECONNREFUSED) {
-            return false;
+            return errno == ENOENT ? Owner::kGone : Owner::kLive;
         }
         ++refused;
         timespec pause{0, 3'000'000};
         ::nanosleep(&pause, nullptr);
     }
-    return refused == 10;
+    return refused == 10 ? Owner::kNobody : Owner::kLive;
 }
 
 Failure ListenFailure(Code code, int error, std::string_view text) {
@@ -226,18 +231,23 @@ std::string CheckAddress(std::string_view where) {
     return {};
 }
 
-void RemoveIfStale(const std::string& where) noexcept {
+bool RemoveIfStale(const std::string& where) noexcept {
     struct stat before {};
-    if (IsTcp(where) || where.empty() || ::lstat(where.c_str(), &before) != 0 || !S_ISSOCK(before.st_mode) ||
-        !Refuses(where)) {
-        return;
+    if (IsTcp(where) || where.empty() || ::lstat(where.c_str(), &before) != 0) {
+        return true;
+    }
+    if (!S_ISSOCK(before.st_mode)) {
+        return false;
+    }
+    if (const Owner owner = WhoListens(where); owner != Owner::kNobody) {
+        return owner == Owner::kGone;
     }
     // Another leader may have put its own socket there in the meantime: move the name aside, look at what was
     // moved, and only then delete it. A live one is put back.
     std::random_device random;
     const std::string aside = where.substr(0, where.rfind('/') + 1) + ".stale-" + std::to_string(random());
     if (::rename(where.c_str(), aside.c_str()) != 0) {
-        return;
+        return true;  // another newcomer was faster
     }
     struct stat moved {};
     const bool same =
@@ -247,12 +257,17 @@ void RemoveIfStale(const std::string& where) noexcept {
         errno = 0;
     }
     ::unlink(aside.c_str());
+    return true;
 }
 
 Result<Listener> Listener::Open(const Config& config) {
     Listener listener;
     if (IsTcp(config.where)) {
         const AddressList list{config.where, true};
+        if (list.first == nullptr) {
+            return ListenFailure(Code::kRemoteFailure, EADDRNOTAVAIL,
+                                 "cannot listen on " + config.where + ": " + ::gai_strerror(list.error));
+        }
         int error = EADDRNOTAVAIL;
         for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
             UniqueFd fd{::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
@@ -297,7 +312,9 @@ Result<Listener> Listener::Open(const Config& config) {
             return ListenFailure(Code::kRemoteFailure, error,
                                  "cannot listen on " + config.where + ": " + std::strerror(error));
         }
-        RemoveIfStale(config.where);
+        if (!RemoveIfStale(config.where)) {
+            break;  // at once: by the next attempt a live leader may have its group and have freed the name
+        }
     }
     return ListenFailure(Code::kDuplicateRank, EADDRINUSE,
                          "another leader listens on " + config.where + ", or it is not a socket");

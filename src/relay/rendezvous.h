@@ -55,8 +55,9 @@ class Listener {
 /// One attempt. Invalid with errno set when nobody listens (yet).
 UniqueFd Dial(const std::string& where) noexcept;
 
-/// Removes a unix path on which nobody listens any more; leaves anything else alone.
-void RemoveIfStale(const std::string& where) noexcept;
+/// Removes a unix path on which nobody listens any more; leaves anything else alone. False if it belongs to
+/// somebody: a live listener, or what is no socket.
+bool RemoveIfStale(const std::string& where) noexcept;
 
 /// The peer's pid (0 = unknown or another host); false if it belongs to another user.
 bool CheckPeerUser(int socket, pid_t* pid) noexcept;
