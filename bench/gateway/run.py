@@ -187,7 +187,7 @@ CASES = {
     "flat-512": (0, "stream", 512, 4, 256, 1000),
     "ttft-1": (0, "stream", 1, 1500, 4, 0),
     # The same with a SCHED_IDLE loop on every core. One stream leaves the cores idle between two hand-overs, and waking a halted virtual
-    # CPU costs 25 to 60 us that are the hypervisor's, four times a request instead of the floor's two. With the loop no CPU halts, and
+    # CPU costs 25 to 60 us that are the hypervisor's, four times a request instead of the floor's two ("chain" is the floor with all four). With the loop no CPU halts, and
     # anything that wakes takes it over at once: what is left is the path.
     "ttft-1-awake": (0, "stream", 1, 1500, 4, 0),
     "one-token-64": (0, "whole", 64, 400, 1, 0),
@@ -282,12 +282,11 @@ def main() -> int:
         finally:
             bench.stop()
     wanted = [name for name in [*CASES, "silent"] if not args.cases or name in args.cases.split(",")]
-    repetitions = 1 if args.quick else 3
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results: dict[str, dict] = {}
     over: list[str] = []
     bench = Bench(args.rankgate, args.realtime)
-    print(f"{'case':<20}{'floor':>10}{'gateway':>10}{'ratio':>8}   detail (medians of {repetitions})", flush=True)
+    print(f"{'case':<20}{'floor':>10}{'gateway':>10}{'ratio':>8}   detail (medians of {'1' if args.quick else '3, of ttft-1 7'})", flush=True)
     try:
         for name in wanted:
             if name == "silent":
@@ -297,6 +296,8 @@ def main() -> int:
             else:
                 step_us, kind, count, requests, tokens, poll_us = CASES[name]
                 runs: dict[str, list[dict]] = {"floor": [], "gateway": []}
+                # A first token is half a second a run, and what a wake-up costs changes with the host's mood.
+                repetitions = 1 if args.quick else 7 if name.startswith("ttft-1") else 3
                 if name.startswith("ttft-1"):
                     runs["chain"] = []
                 for _ in range(repetitions):
