@@ -42,7 +42,7 @@ class ZmtpListener {
     };
     enum class Got : std::uint8_t { kMessage, kMalformed, kNothing };
 
-    /// `path` must not exist: SocketDir::Claim has seen to that. 0 or errno.
+    /// `path` must not exist: SocketDir::Claim has seen to that.
     static Result<std::unique_ptr<ZmtpListener>> Bind(const std::string& path, Options options);
     /// Gives what is queued at most `linger` to leave, closes everything, removes the socket's file.
     void Close(Duration linger);
@@ -108,7 +108,6 @@ class ZmtpListener {
     std::unordered_map<int, std::unique_ptr<Connection>> connections_;
     std::unordered_map<std::string, Connection*> peers_;  // ROUTER: who is sent to under an identity
     std::size_t introducing_{0};                          // connections that have not said READY
-    std::uint32_t nameless_{0};
     std::deque<Connection*> pending_;
     std::deque<std::pair<Event, UniqueFd>> events_;
     std::vector<std::string_view> routed_;
