@@ -504,7 +504,7 @@ def engine():
     """The engine's I/O mixin over a double of its surroundings: real PULL socket, msgpack messages."""
     import engine_double
 
-    io = engine_double.Scheduler(RANK, SIZE, SPEC["where"], ARGS["pull"], SPEC["config"]["epoch"])
+    io = engine_double.Scheduler(RANK, SIZE, SPEC["where"], ARGS["pull"])
     say("joined")
     log = []
     try:
@@ -512,8 +512,8 @@ def engine():
             blocking = not io.running
             messages = io.receive_msg(blocking=blocking)
             io.step(messages)
-            log.append([m["uid"] for m in messages])
-            if any(m["uid"] == "exit" for m in messages):
+            log.append([m.uid for m in messages])
+            if any(m.uid == "exit" for m in messages):
                 break
     except relay.RelayError as error:
         tell(io._relay, error)

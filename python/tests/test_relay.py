@@ -405,6 +405,28 @@ def test_engine_mixin_kill(tmp_path):
     socket.close(0)
 
 
+def test_engine_mixin_is_the_original_offline_and_alone(tmp_path):
+    import engine_double
+
+    offline = engine_double.Scheduler(1, 4, str(tmp_path / "relay"), None, offline=True)
+    assert offline.receive_msg == offline.offline_receive_msg and not hasattr(offline, "_relay")
+    address, send, socket = engine_sender(tmp_path)
+    alone = engine_double.Scheduler(0, 1, str(tmp_path / "relay"), address)
+    send("user", "only")
+    assert [message.uid for message in alone.receive_msg(blocking=True)] == ["only"]
+    assert not hasattr(alone, "_relay") and alone.tp_cpu_group == "group"
+    alone._recv_from_tokenizer.context.destroy(0)
+    socket.close(0)
+
+
+def test_examples_are_short():
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples")
+    for name in os.listdir(folder):
+        if name.endswith(".py"):
+            with open(os.path.join(folder, name)) as file:
+                assert len(file.readlines()) <= 60, name
+
+
 def test_ranks_do_not_outlive_their_launcher(tmp_path):
     """parent_death_signal: SIGKILL of the launcher ends its ranks."""
     where = str(tmp_path / "relay")
