@@ -180,7 +180,11 @@ int BenchMain(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return app.exit(error) == 0 ? 0 : 2;
+        if (error.get_exit_code() == 0) {
+            return app.exit(error);
+        }
+        std::cerr << "rankgate bench: " << error.what() << '\n';
+        return 2;
     }
     const auto url = ParseUrl(options.url);
     if (!url.ok()) {

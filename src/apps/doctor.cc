@@ -134,7 +134,11 @@ int DoctorMain(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return app.exit(error) == 0 ? 0 : 2;
+        if (error.get_exit_code() == 0) {
+            return app.exit(error);
+        }
+        std::cerr << "rankgate doctor: " << error.what() << '\n';
+        return 2;
     }
     PrintVersion(std::cout);
     std::cout << '\n';

@@ -27,7 +27,7 @@ struct RankRow {
 };
 
 std::string Number(double value, const char* format, double scale = 1.0) {
-    if (value < 0) {
+    if (!(value >= 0)) {  // never reported (NaN) or not there
         return "-";
     }
     char text[32];
@@ -67,9 +67,9 @@ void Draw(const std::vector<MetricSample>& samples, double tokens_per_second, bo
     std::printf("%-6s %-5s %-12s %9s %8s %8s %6s %9s\n", "GROUP", "RANK", "STATE", "IN-FLIGHT", "RUNNING",
                 "WAITING", "KV %", "LOAD AGE");
     for (const auto& [key, row] : rows) {
-        std::printf("%-6s %-5s %-12s %9.0f %8.0f %8.0f %6s %8ss\n", key.first.c_str(), key.second.c_str(),
+        std::printf("%-6s %-5s %-12s %9.0f %8.0f %8.0f %6s %9s\n", key.first.c_str(), key.second.c_str(),
                     row.state.c_str(), row.in_flight, row.running, row.waiting,
-                    Number(row.kv_usage, "%.1f", 100).c_str(), Number(row.load_age, "%.1f").c_str());
+                    Number(row.kv_usage, "%.1f", 100).c_str(), Number(row.load_age, "%.1fs").c_str());
     }
     std::fflush(stdout);
 }
@@ -90,7 +90,11 @@ int TopMain(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return app.exit(error) == 0 ? 0 : 2;
+        if (error.get_exit_code() == 0) {
+            return app.exit(error);
+        }
+        std::cerr << "rankgate top: " << error.what() << '\n';
+        return 2;
     }
     const auto parsed = ParseUrl(url);
     if (!parsed.ok()) {

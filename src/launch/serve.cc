@@ -282,7 +282,7 @@ void PrintReady(const gateway::Gateway& gateway, const gateway::GatewayOptions& 
               << std::endl;
 }
 
-enum class Outcome : std::uint8_t { kInterrupted, kTerminated, kEngineDied };
+enum class Outcome : std::uint8_t { kInterrupted, kTerminated, kEngineDied, kBadFlags };
 
 class Server {
   public:
@@ -328,6 +328,9 @@ class Server {
         if (outcome == Outcome::kEngineDied) {
             return kExitEngineDied;
         }
+        if (outcome == Outcome::kBadFlags) {
+            return kExitUsage;
+        }
         if (outcome == Outcome::kInterrupted) {
             return kExitInterrupted;
         }
@@ -355,6 +358,9 @@ class Server {
         if (!exit.restarting) {
             LogError("engine_given_up",
                      {{"name", exit.name}, {"how", exit.how}, {"serving", was_ready_.load()}});
+            // Our own engine names the flag that it refuses, and its flags came from our command line.
+            refused_flags_ = refused_flags_ || (plan_.request.kind == EngineKind::kLlama && !was_ready_ &&
+                                                exit.how == "exit status " + std::to_string(kExitUsage));
             gave_up_ = true;
         }
     }
@@ -373,8 +379,10 @@ class Server {
             // A rank that is given up while others serve is loud in the log and in /health; the service goes
             // on.
             if (gave_up_ && (!was_ready_ || NothingLive(*gateway_, options_.replicas))) {
-                std::cerr << "rankgate serve: the engine died; its last lines are above\n";
-                return Outcome::kEngineDied;
+                std::cerr << (refused_flags_
+                                  ? "rankgate serve: the engine refused a flag; its line above says which\n"
+                                  : "rankgate serve: the engine died; its last lines are above\n");
+                return refused_flags_ ? Outcome::kBadFlags : Outcome::kEngineDied;
             }
             if (was_ready_) {
                 continue;
@@ -416,6 +424,7 @@ class Server {
     Plan plan_;
     std::unique_ptr<gateway::Gateway> gateway_;
     std::atomic<bool> gave_up_{false};
+    std::atomic<bool> refused_flags_{false};  // written before gave_up_
     std::atomic<bool> was_ready_{false};
     // Static: the detached watcher may outlive this object by a moment.
     static inline std::atomic<bool> finished_{false};

@@ -463,10 +463,12 @@ Result<std::shared_ptr<const ModelAssets>> LoadModelAssets(const std::string& pa
     } else if (IsFile(place)) {
         loaded = FromGguf(*assets, options);
     } else {
-        return Error{
-            ErrorCode::kInvalidArgument,
-            path + " is neither a GGUF file nor a model directory (with tokenizer.json, config.json, ...)",
-            "model", false};
+        return Error{ErrorCode::kInvalidArgument,
+                     path +
+                         " is neither a GGUF file nor a model directory (with tokenizer.json, config.json, "
+                         "...); for a "
+                         "name that the engine resolves, say where its tokenizer is with --tokenizer",
+                     "model", false};
     }
     if (!loaded.ok()) {
         return loaded.error();

@@ -102,3 +102,9 @@ def test_chat_is_the_template_and_the_same_loop(server):
     (prompt_ids, ids, _), = plain(["text:" + prompt], 12)
     assert reply["prompt_token_ids"] == prompt_ids
     assert reply["choices"][0]["token_ids"] == ids
+
+
+def test_a_flag_that_the_engine_refuses_ends_serve_with_2():
+    for flags, named in ((["--max-model-len", "10000000"], "--max-model-len 10000000"), (["--", "--frobnicate"], "--frobnicate")):
+        done = subprocess.run([program(), "serve", str(MODEL), "--port", "0", *flags], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and named in done.stdout + done.stderr, done.stdout + done.stderr

@@ -63,6 +63,12 @@ def test_bad_flags_are_2_and_name_themselves(stack):
     assert done.returncode == 2 and "/nonexistent/model.gguf" in done.stderr
 
 
+def test_an_engine_that_dies_at_its_start_ends_serve_with_3():
+    done = subprocess.run([program(), "serve", ":bytes:", "--engine", "vllm", "--engine-command", "/bin/false", "--port", "0"], capture_output=True,
+                          text=True, timeout=40)
+    assert done.returncode == 3, done.stderr
+
+
 def test_a_taken_port_is_one_line_and_1(stack):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
