@@ -664,6 +664,9 @@ TEST_F(GatewayTest, AdmissionIsBoundedAndGivenBack) {
     const RawReply refused = Ask(Post("/v1/chat/completions", WithField(kChat, R"("n":2)")));
     EXPECT_EQ(refused.status, 429);
     EXPECT_TRUE(refused.Has("retry-after"));
+    const RawReply never = Ask(Post("/v1/chat/completions", WithField(kChat, R"("n":4)")));
+    EXPECT_EQ(never.status, 400) << "no retry could ever help";
+    EXPECT_NE(never.body.find(R"("param":"n")"), std::string::npos) << never.body;
     first.Close();
     ASSERT_TRUE(group().WaitCancelled(2));
     RawClient second{port()};

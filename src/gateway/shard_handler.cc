@@ -326,6 +326,13 @@ void ShardHandler::Generate(http::Exchange& exchange, Result<api::ParsedRequest>
     }
     // Admission before anything is copied or computed for the request.
     const auto choices = static_cast<std::int64_t>(parsed->num_choices());
+    if (choices > state_.options.max_in_flight) {
+        ReplyError(exchange, Error::Invalid("n", "The request asks for " + std::to_string(choices) +
+                                                     " choices; this server handles at most " +
+                                                     std::to_string(state_.options.max_in_flight) +
+                                                     " at once (--max-in-flight)."));
+        return;
+    }
     if (state_.choices_open.fetch_add(choices, std::memory_order_relaxed) + choices >
         state_.options.max_in_flight) {
         state_.choices_open.fetch_sub(choices, std::memory_order_relaxed);
