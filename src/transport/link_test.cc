@@ -45,6 +45,7 @@ struct Recorder : FrontendLink::Handler {
     }
     std::int32_t OnOutput(std::span<const std::string_view> frames, std::int32_t connection_rank) override {
         outputs.emplace_back(frames[0]);
+        last_frames.assign(frames.begin(), frames.end());
         from.push_back(connection_rank);
         wire::vllm::OutputsMessage message;
         return wire::vllm::DecodeOutputs(frames, message).ok() ? message.engine_index : -1;
@@ -61,6 +62,7 @@ struct Recorder : FrontendLink::Handler {
     std::vector<std::string> log;
     std::vector<std::string> outputs;
     std::vector<std::int32_t> from;
+    std::vector<std::string> last_frames;
     std::vector<std::pair<std::int32_t, PeerLoss>> lost;
     std::string probe;
     std::int64_t max_model_len{0};
@@ -159,6 +161,26 @@ TEST_P(LinkTest, CarriesFramesBothWaysUnchanged) {
     ASSERT_TRUE(engine->Send(0, Say(0)).ok());
     ASSERT_TRUE(Pump([&] { return handler_.outputs.size() == 1; }));
     EXPECT_EQ(handler_.outputs[0], Say(0));
+}
+
+TEST_P(LinkTest, AStepOfThousandsOfFramesArrivesWhole) {
+    Bind({});
+    auto engine = Serve(0);
+    std::vector<std::string> frames{Say(0)};
+    for (int i = 0; i < 20'000; ++i) {
+        frames.push_back(std::string(static_cast<std::size_t>(i % 300), 'x') + std::to_string(i));
+    }
+    const std::vector<std::string_view> aux{frames.begin() + 1, frames.end()};
+    ASSERT_TRUE(engine->Send(0, frames[0], aux).ok());
+    ASSERT_TRUE(engine->Send(0, Say(0)).ok());
+    ASSERT_TRUE(Pump([&] {
+        if (handler_.outputs.size() == 1) {
+            EXPECT_EQ(handler_.last_frames, frames);
+        }
+        engine->Poll(Duration::zero(), [](const InputFrames&) {});
+        return handler_.outputs.size() == 2;
+    }));
+    EXPECT_EQ(handler_.last_frames, std::vector<std::string>{Say(0)});
 }
 
 TEST_P(LinkTest, TheEngineMayComeLongBeforeTheFrontend) {

@@ -171,7 +171,8 @@ void ZmqMonitor::Close(ZmqSocket& socket) noexcept {
 }
 
 bool LibzmqWanted() noexcept {
-    const char* transport = std::getenv("RANKGATE_TRANSPORT");  // NOLINT(concurrency-mt-unsafe): nobody sets it
+    const char* transport =
+        std::getenv("RANKGATE_TRANSPORT");  // NOLINT(concurrency-mt-unsafe): nobody sets it
     return transport != nullptr && std::string_view{transport} == "libzmq";
 }
 

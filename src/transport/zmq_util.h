@@ -21,8 +21,8 @@
 namespace rankgate::transport {
 
 /// Frames of one message that we are ready to look at; surplus ones are drained and the message counts as
-/// malformed.
-inline constexpr std::size_t kMaxFramesPerMessage = 4096;
+/// malformed. A step of thousands of requests with logprobs has two or three frames for each.
+inline constexpr std::size_t kMaxFramesPerMessage = 65536;
 /// Handshake and registration maps are a few hundred bytes; a peer that sends more is cut off by libzmq.
 inline constexpr std::int64_t kMaxControlFrameBytes = 1 << 20;
 /// Outputs with full-vocabulary logprobs are megabytes; this is where we stop believing the length.

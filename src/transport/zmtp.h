@@ -19,7 +19,7 @@ enum class ZmtpRole : std::uint8_t { kRouter, kPull, kDealer, kPush };
 struct ZmtpLimits {
     std::uint64_t frame_bytes{1 << 20};
     std::uint64_t message_bytes{4 << 20};  // headers included
-    std::size_t frames{4096};              // further ones are read past, and the message counts as malformed
+    std::size_t frames{65536};             // further ones are read past, and the message counts as malformed
 };
 
 /// Greeting and READY; both may be sent at once, before the peer has said anything. Only ROUTER and DEALER

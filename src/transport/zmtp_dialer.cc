@@ -28,7 +28,7 @@ constexpr std::uint64_t kControl = ~std::uint64_t{0};
 constexpr std::uint64_t kLeaving = std::uint64_t{1} << 63U;  // + its id; lines have turns below 2^31
 constexpr std::uint32_t kMaxTurn = (std::uint32_t{1} << 31U) - 1;
 constexpr std::size_t kKeptOutput = 64 * 1024;
-constexpr std::size_t kMaxIov = 64;
+constexpr std::size_t kMaxIov = 1024;
 
 void Ring(int fd) noexcept {
     const std::uint64_t one = 1;
@@ -506,8 +506,8 @@ void ZmtpDialer::Send(std::string_view first, std::span<const std::string_view> 
         out_.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
     }
     sizes_.push_back(total);
-    if (fd_.valid() && !std::exchange(out_armed_, true)) {
-        Arm(EPOLLIN | EPOLLOUT, EPOLL_CTL_MOD);
+    if (fd_.valid() && !out_armed_) {
+        Flush();  // a socket that is not full yet takes more
     }
     queued_.store(out_.size() - out_offset_, std::memory_order_relaxed);
 }

@@ -21,7 +21,7 @@ namespace {
 constexpr Duration kIntroduction = std::chrono::seconds(30);
 constexpr int kAcceptsPerWake = 64;
 constexpr std::size_t kKeptOutput = 64 * 1024;
-constexpr std::size_t kMaxIov = 64;
+constexpr std::size_t kMaxIov = 1024;
 /// A peer that has this much unread gets no answers to its PINGs.
 constexpr std::size_t kMaxQueuedReplies = 64 * 1024;
 
@@ -375,8 +375,7 @@ int ZmtpListener::Send(const std::string& identity, std::string_view type, std::
                                   piece.iov_len - skipped);
         }
         if (!connection.out_armed) {
-            connection.out_armed = true;
-            Arm(connection.fd.get(), EPOLLIN | EPOLLOUT, EPOLL_CTL_MOD);
+            Write(connection);  // a socket that is not full yet takes more
         }
     }
     return 0;
