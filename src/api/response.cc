@@ -891,14 +891,23 @@ std::size_t ResponseAssembler::held_bytes() const noexcept {
 
 Error FinishError(wire::FinishReason reason, const wire::StopReason* why) {
     // vLLM gives no reason with an error; our own engine end says why it refused a request, as "field:
-    // sentence". That is the client's mistake and not worth the retries that a 5xx brings.
+    // sentence". That is the client's mistake and not worth the retries that a 5xx brings. A sentence that
+    // names no field, or one that only this gateway writes, is nobody's mistake but ours or the engine's.
     if (reason == wire::FinishReason::kError && why != nullptr && std::holds_alternative<std::string>(*why)) {
-        const std::string& text = std::get<std::string>(*why);
+        constexpr std::string_view kSampling = "sampling_params.";
+        std::string_view text = std::get<std::string>(*why);
+        if (text.starts_with(kSampling)) {
+            text.remove_prefix(kSampling.size());
+        }
         const std::size_t colon = text.find(": ");
-        const bool named = colon != std::string::npos && colon > 0 &&
-                           text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") == colon;
-        return Error::Invalid(named ? text.substr(0, colon) : std::string{},
-                              "The engine refused the request: " + (named ? text.substr(colon + 2) : text));
+        const std::string_view field = text.substr(0, colon);
+        const bool named = colon != std::string_view::npos && colon > 0 &&
+                           field.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") == std::string_view::npos;
+        if (named && field != "request_id" && field != "client_index" && field != "current_wave" &&
+            field != "arrival_time") {
+            return Error::Invalid(std::string{field},
+                                  "The engine refused the request: " + std::string{text.substr(colon + 2)});
+        }
     }
     switch (reason) {
         case wire::FinishReason::kAbort:

@@ -723,6 +723,20 @@ TEST(BadEnding, WhatTheEngineRefusesByNameIsTheClientsMistake) {
               "The engine refused the request: runner llama follows grammars only");
 }
 
+TEST(BadEnding, WhatNoClientCanHaveWrittenIsNotTheClientsMistake) {
+    const auto status = [](const char* why) {
+        Reply run{Endpoint::kChat, Chat()};
+        run.Feed({}, FinishReason::kError, 0, std::string{why});
+        return HttpStatus(run.assembler->error().code);
+    };
+    EXPECT_EQ(status("sampling_params.top_k: wrong type"), 400);
+    for (const char* why : {"the device is gone", "CUDA error: out of memory", "", ": x",
+                            "request_id: a request with this id is running",
+                            "client_index: no output was given for this client"}) {
+        EXPECT_EQ(status(why), 500) << why;
+    }
+}
+
 TEST(BadEnding, WhatTheEngineRefusesIsNamedAsTheClientNamedIt) {
     for (const auto& [field, param] :
          {std::pair{R"("response_format":{"type":"json_object"})", "response_format"},
