@@ -82,8 +82,8 @@ class ResponseAssembler {
 };
 
 /// A finish reason that is no success (abort, error, repetition, anything unknown) as the error to show.
-/// `why` may be null; a text in it that names a field of the request ("field: sentence") is the engine's refusal
-/// and makes a 400 of an error.
+/// `why` may be null; a text in it that names a field of the request ("field: sentence") is the engine's
+/// refusal and makes a 400 of an error.
 Error FinishError(wire::FinishReason reason, const wire::StopReason* why = nullptr);
 
 /// The error object as one SSE event.
