@@ -301,9 +301,13 @@ class PyEnd final : public Registered {
         nb::gil_scoped_release release;
         end_->Fail(*value, text);
     }
-    void SetDigest(nb::int_ value) {
+    void SetDigest(nb::handle value) {
         const InCall call;
-        const unsigned long long digest = PyLong_AsUnsignedLongLongMask(value.ptr());
+        const nb::object index = nb::steal(PyNumber_Index(value.ptr()));  // numpy's integers, too
+        if (!index.is_valid()) {
+            throw nb::python_error();
+        }
+        const unsigned long long digest = PyLong_AsUnsignedLongLongMask(index.ptr());
         std::optional<relay::Status> status;
         {
             nb::gil_scoped_release release;

@@ -473,7 +473,10 @@ def test_single_rank(tmp_path):
         assert report.elapsed_s < 0.5
         assert leader.publish([b"a", b"b"]) == 1
         assert leader.publish([]) == 2
-        leader.set_digest(5)
+        for value in (5, -1, 2**64 - 1, type("Index", (), {"__index__": lambda self: 5})()):
+            leader.set_digest(value)
+        with pytest.raises(TypeError):
+            leader.set_digest(5.0)
         leader.check()
         assert leader.failure is None
         assert leader.failure_fd() >= 0
