@@ -19,7 +19,7 @@ RANK, SIZE, ARGS = SPEC["rank"], SPEC["size"], SPEC["args"]
 
 
 def say(event, **fields):
-    print(json.dumps({"event": event, **fields}), flush=True)
+    print(json.dumps({"event": event, **fields}) + "\n", end="", flush=True)  # in one write: a forked child shares the pipe
 
 
 def wait_go():
