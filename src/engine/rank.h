@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rank: an EngineCore on the wire. Dials the gateway, registers, then loops: inputs -> one step -> outputs ->
-// load page. One thread runs all of it (EngineLink has threads below that dial, and libzmq's for the handshake
-// and TCP); nothing in the loop waits without a bound, and no input ends it.
+// load page. One thread runs all of it (EngineLink has threads below that dial, and libzmq's for the
+// handshake and TCP); nothing in the loop waits without a bound, and no input ends it.
 #pragma once
 
 #include <atomic>
