@@ -116,6 +116,17 @@ class GatewayImpl final : public Gateway, public State {
         server_options.limits.max_held_bytes = static_cast<std::size_t>(options.max_held_bytes);
         server_options.limits.keep_alive_timeout =
             std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.keep_alive_seconds));
+        // A rank holds a handshake, an input and an output connection and a handle on its process for a time;
+        // a shard its epoll and its listeners.
+        constexpr std::size_t kBaseFiles = 48;
+        constexpr std::size_t kFilesPerRank = 6;
+        constexpr std::size_t kFilesPerShard = 8;
+        std::size_t ranks = 0;
+        for (const WorkerSpec& worker : options.Groups()) {
+            ranks += static_cast<std::size_t>(worker.dp_size);
+        }
+        server_options.limits.reserved_descriptors =
+            kBaseFiles + kFilesPerRank * ranks + kFilesPerShard * static_cast<std::size_t>(threads);
         server_options.shards = threads;
         server_options.allowed_origins = options.allowed_origins;
         for (int i = 0; i < threads; ++i) {

@@ -940,6 +940,12 @@ void Exchange::Respond(const Response& response) noexcept {
     connection->Respond(response.status, response.content_type, response.body, headers);
 }
 
+std::size_t ConnectionsFor(std::size_t files, std::size_t reserved) noexcept {
+    constexpr std::size_t kFewest = 16;
+    const std::size_t kept = std::max(files / 10, reserved);
+    return files > kept + kFewest ? files - kept : kFewest;
+}
+
 std::span<const HeaderView> ErrorHeaders(const Error& error) noexcept {
     static constexpr std::array<HeaderView, 1> kRetryAfter{{{"Retry-After", "1"}}};
     static constexpr std::array<HeaderView, 1> kAuthenticate{{{"WWW-Authenticate", "Bearer"}}};
@@ -951,7 +957,8 @@ std::span<const HeaderView> ErrorHeaders(const Error& error) noexcept {
     if (status == 401) {
         return kAuthenticate;
     }
-    if (error.code == ErrorCode::kNotImplemented || (error.code == ErrorCode::kRankLost && !error.retryable)) {
+    if (error.code == ErrorCode::kNotImplemented ||
+        (error.code == ErrorCode::kRankLost && !error.retryable)) {
         return kDoNotRetry;
     }
     return {};
@@ -1330,10 +1337,9 @@ Status Server::Listen() {
     if (max_connections == 0) {
         rlimit limit{};
         ::getrlimit(RLIMIT_NOFILE, &limit);
-        // A tenth is left for engines, files and the next accept.
         const std::size_t files =
             limit.rlim_cur == RLIM_INFINITY ? 1'000'000 : static_cast<std::size_t>(limit.rlim_cur);
-        max_connections = std::max<std::size_t>(16, files - files / 10);
+        max_connections = ConnectionsFor(files, options.limits.reserved_descriptors);
     }
     const auto shards = static_cast<std::size_t>(options.shards);
     for (std::size_t i = 0; i < shards; ++i) {

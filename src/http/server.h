@@ -35,7 +35,8 @@ struct Limits {
     std::size_t max_body_bytes{64 * 1024 * 1024};
     /// Bytes held for one stream whose client does not read; above it the stream is cut and counted.
     std::size_t max_held_bytes{1024 * 1024};
-    std::size_t max_connections{0};                     // 0 = from RLIMIT_NOFILE
+    std::size_t max_connections{0};                     // 0 = ConnectionsFor(RLIMIT_NOFILE)
+    std::size_t reserved_descriptors{64};               // for engines, files and listeners
     Duration header_timeout{std::chrono::seconds{30}};  // first byte (or accept) .. end of the headers
     Duration body_timeout{
         std::chrono::seconds{30}};  // end of headers .. end of body, plus the time min_body_rate grants
@@ -44,6 +45,10 @@ struct Limits {
         std::chrono::seconds{120}};  // between two requests; above the 90 s of common proxy pools
     Duration write_timeout{std::chrono::seconds{60}};  // unsent bytes without any progress
 };
+
+/// How many client connections a process with `files` descriptors may hold: a tenth is kept, and at least
+/// `reserved`, so that clients who take all they can never keep an engine from connecting.
+std::size_t ConnectionsFor(std::size_t files, std::size_t reserved) noexcept;
 
 struct ListenOptions {
     std::string host{"127.0.0.1"};  // name or address, "[::1]" and "::" too; empty = no TCP listener

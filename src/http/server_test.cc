@@ -816,5 +816,14 @@ TEST(ErrorHeadersTest, SayWhenToTryAgainAndWhenNot) {
     EXPECT_EQ(of(ErrorCode::kInvalidArgument), "");  // no SDK tries a 400 again
 }
 
+TEST(Limits, ClientsNeverTakeTheDescriptorsOfEngines) {
+    EXPECT_EQ(ConnectionsFor(1'000'000, 64), 900'000U);
+    EXPECT_EQ(ConnectionsFor(1024, 64), 922U);
+    EXPECT_EQ(ConnectionsFor(1024, 500), 524U);
+    EXPECT_EQ(ConnectionsFor(100, 64), 36U);
+    EXPECT_EQ(ConnectionsFor(64, 64), 16U);
+    EXPECT_EQ(ConnectionsFor(0, 64), 16U);
+}
+
 }  // namespace
 }  // namespace rankgate::http
