@@ -75,7 +75,7 @@ class PreWake {
     Nanos wasted_{0};  // not yet made up for by time
     SteadyTime paid_{};
     std::uint64_t windows_{0};
-    std::uint64_t absent_at_{0};  // one more than windows_ at the last absence; 0 = never
+    std::uint64_t absent_at_{0};             // one more than windows_ at the last absence; 0 = never
     std::atomic<std::int64_t>& rest_until_;  // nanoseconds of the steady clock
     Nanos rest_{kFirstRest};
 };
