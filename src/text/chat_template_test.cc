@@ -200,8 +200,8 @@ TEST(ChatTemplate, ValuesThatHoldEachOtherAreLetGo) {
          {"{% set l = [] %}{% set _ = l.append(l) %}x", "{% set ns = namespace() %}{% set ns.me = ns %}x",
           "{% set l = [] %}{% set _ = l.append(l.append) %}x",
           "{% set l = [] %}{% set _ = l.append({'k': [l]}) %}x",
-          "{% set ns = namespace() %}{% macro m() %}{% set ns.f = caller %}{% endmacro %}{% call m() %}y{% "
-          "endcall %}x",
+          ("{% set ns = namespace() %}{% macro m() %}{% set ns.f = caller %}{% endmacro %}"
+           "{% call m() %}y{% endcall %}x"),
           "{% set a = [] %}{% set b = [a] %}{% set _ = a.append(b) %}{{ nope.x }}"}) {
         const auto made = ChatTemplate::Compile(source, {});
         ASSERT_TRUE(made.ok()) << made.error().message;

@@ -77,7 +77,7 @@ TEST(Detokenizer, CharactersSplitOverTokensAndFramesJoinToTheWholeText) {
     const auto bytes = MakeByteTokenizer();
     std::vector<TokenId> ids;
     ASSERT_TRUE(bytes->Encode(text, {}, ids).ok());
-    for (const std::size_t per_frame : {1, 2, 3, 5, 1000}) {
+    for (const std::size_t per_frame : {1U, 2U, 3U, 5U, 1000U}) {
         EXPECT_EQ(Stream(bytes->table(), ids, {}, per_frame), text);
     }
 }

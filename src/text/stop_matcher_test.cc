@@ -154,7 +154,7 @@ TEST(StopMatcher, AgreesWithTheRuleOnRandomInputHoweverItIsCut) {
         const bool include = random() % 2 == 0;
         const auto set = Set(stops);
         const Outcome want = Reference(stops, text, include);
-        for (const std::size_t piece : {1, 2, 3, 7, 100}) {
+        for (const std::size_t piece : {1U, 2U, 3U, 7U, 100U}) {
             ASSERT_EQ(Feed(*set, text, piece, include), want) << text;
         }
     }
