@@ -957,8 +957,9 @@ std::span<const HeaderView> ErrorHeaders(const Error& error) noexcept {
     if (status == 401) {
         return kAuthenticate;
     }
-    if (error.code == ErrorCode::kNotImplemented ||
-        (error.code == ErrorCode::kRankLost && !error.retryable)) {
+    // A 408 of the server's own time limit: a second try would be computed for as long, and cut as well.
+    const bool in_vain = error.code == ErrorCode::kRankLost || error.code == ErrorCode::kTimeout;
+    if (error.code == ErrorCode::kNotImplemented || (in_vain && !error.retryable)) {
         return kDoNotRetry;
     }
     return {};

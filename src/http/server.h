@@ -99,7 +99,7 @@ class Shard;
 
 /// What an error reply says beside its body: Retry-After with 503 and 429, WWW-Authenticate with 401, and
 /// `x-should-retry: false` where the SDKs of OpenAI would try again by the status alone but must not: what is
-/// not built, and a request that its rank may have died of.
+/// not built, a request that its rank may have died of, and one that took longer than the server allows.
 std::span<const HeaderView> ErrorHeaders(const Error& error) noexcept;
 
 /// One request and its answer on a connection. Shard-confined; owned by the server.

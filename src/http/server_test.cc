@@ -813,6 +813,8 @@ TEST(ErrorHeadersTest, SayWhenToTryAgainAndWhenNot) {
     EXPECT_EQ(of(ErrorCode::kNotImplemented), "x-should-retry: false;");
     EXPECT_EQ(of(ErrorCode::kRankLost, false), "x-should-retry: false;");
     EXPECT_EQ(of(ErrorCode::kRankLost, true), "");
+    EXPECT_EQ(of(ErrorCode::kTimeout, false), "x-should-retry: false;");
+    EXPECT_EQ(of(ErrorCode::kTimeout, true), "");    // its body came too slowly: the next may not
     EXPECT_EQ(of(ErrorCode::kInvalidArgument), "");  // no SDK tries a 400 again
 }
 
