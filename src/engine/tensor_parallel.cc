@@ -243,6 +243,7 @@ int RunLeader(const RankConfig& config, TensorParallelConfig tensor, ModelRunner
             } else {
                 LogInfo("tensor_parallel_joined",
                         {{"ranks", tensor.size}, {"seconds", (*joined)->elapsed_s}});
+                ::rmdir(folder.c_str());  // empty since all have joined; a SIGKILL leaves nothing behind
                 RelayMirror mirror{leader, stop};
                 Rank rank{config, runner, clock};
                 code = rank.Run(stop, &mirror);

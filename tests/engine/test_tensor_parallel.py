@@ -72,10 +72,11 @@ def test_losing_a_follower_is_last_words_not_a_hang(vllm, busy, how):
 
 
 def test_followers_go_when_the_leader_is_killed(vllm):
+    before = leftovers()
     process = vllm.start(0, *TP)
     followers = children(process.pid)
     process.kill()
-    assert gone(followers)
+    assert gone(followers) and leftovers() <= before
 
 
 def test_a_follower_that_never_joins_ends_the_start(vllm, tmp_path):
