@@ -96,7 +96,7 @@ TEST(VllmRequest, WorkedBytesOfAbortWaveAndUtility) {
 }
 
 TEST(VllmRequest, TakesEveryLengthFromNineUp) {
-    for (const std::size_t elements : {9, 10, 19, 20, 21, 22, 23, 30}) {
+    for (const std::size_t elements : {9U, 10U, 19U, 20U, 21U, 22U, 23U, 30U}) {
         const DecodedAdd add = Decode(AddWith(
             999, [](Writer&) {}, elements));
         EXPECT_TRUE(add.status.ok()) << elements << add.status.error().message;
