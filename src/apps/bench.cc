@@ -15,6 +15,7 @@
 #include "apps/http_client.h"
 #include "apps/tools.h"
 #include "apps/version.h"
+#include "base/cli_number.h"
 
 namespace rankgate::apps {
 namespace {
@@ -171,7 +172,7 @@ int BenchMain(int argc, char** argv) {
     app.add_option("--max-tokens", options.max_tokens, "Tokens asked of each request")
         ->check(CLI::Range(1, 1'000'000));
     app.add_option("--timeout", options.timeout_seconds, "Seconds without a byte until a request has failed")
-        ->check(CLI::Range(0.1, 86'400.0));
+        ->check(NumberWithin(0.1, 86'400));
     app.add_flag("--stream,!--no-stream", options.stream, "Stream the answers (default)");
     app.add_flag("--ignore-eos,!--no-ignore-eos", options.ignore_eos,
                  "Ask for exactly --max-tokens tokens (default)");

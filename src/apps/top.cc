@@ -13,6 +13,7 @@
 #include "apps/http_client.h"
 #include "apps/metrics_text.h"
 #include "apps/tools.h"
+#include "base/cli_number.h"
 
 namespace rankgate::apps {
 namespace {
@@ -85,7 +86,7 @@ int TopMain(int argc, char** argv) {
     CLI::App app{"Live table of the ranks of a running gateway.", "rankgate top"};
     app.add_option("--url,url", url, "Address of the gateway");
     app.add_option("--api-key", key, "API key, if the gateway wants one for /metrics");
-    app.add_option("--interval", interval, "Seconds between two looks")->check(CLI::Range(0.1, 3600.0));
+    app.add_option("--interval", interval, "Seconds between two looks")->check(NumberWithin(0.1, 3600));
     app.add_flag("--once", once, "Print one table and end");
     try {
         app.parse(argc, argv);

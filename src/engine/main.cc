@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cli_number.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/rank.h"
@@ -80,27 +81,6 @@ struct Options {
     std::string log_format{"text"};
 };
 
-/// CLI11's own checks print the largest double as the bound, let NaN through, and seconds that no clock can
-/// hold.
-CLI::Validator Finite(bool zero, const char* what) {
-    constexpr double kMost = 1e9;
-    return CLI::Validator{[zero, what](std::string& text) {
-                              double value = 0;
-                              const bool fine = CLI::detail::lexical_cast(text, value) &&
-                                                (zero ? value >= 0 : value > 0) && value <= kMost;
-                              return fine ? std::string{} : text + " is not allowed: " + what;
-                          },
-                          zero ? "0 - 1e9" : "above 0"};
-}
-
-CLI::Validator AtLeastZero() {
-    return Finite(true, "a number from 0 to 1e9");
-}
-
-CLI::Validator AboveZero() {
-    return Finite(false, "a number above 0, at most 1e9");
-}
-
 void Describe(CLI::App& app, Options& o) {
     app.option_defaults()->take_last();  // a launcher's flag, then the user's
     app.description("One engine rank that dials a gateway (or any vLLM / TokenSpeed frontend).");
@@ -136,47 +116,48 @@ void Describe(CLI::App& app, Options& o) {
     app.add_option("--relay-epoch", o.relay_epoch, "Set by rank 0 for its followers")->group("");
     app.add_option("--tensor-parallel-join-timeout", o.tensor_parallel_join_s,
                    "Seconds for all tensor-parallel ranks to load and join")
-        ->check(AboveZero())
+        ->check(NumberWithin(kLeastPositive, kMostNumber))
         ->capture_default_str();
     app.add_option("--tensor-parallel-stall-timeout", o.tensor_parallel_stall_s,
                    "Seconds without life after which a tensor-parallel rank ends the engine")
-        ->check(AboveZero())
+        ->check(NumberWithin(kLeastPositive, kMostNumber))
         ->capture_default_str();
     app.add_option("--served-model-name", o.served_model_name, "Name in the log and in the ready response");
     app.add_option("--max-model-len", o.max_model_len,
                    "Context length (0 = the model's, for llama at most 2048)")
-        ->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--max-num-seqs", o.max_num_seqs, "Sequences in a batch (0 = 8 for llama, 256 else)")
         ->check(CLI::Range(0, kMaxSeqs));
     app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens,
                    "Tokens of a step (0 = 128 for llama, 8192 else)")
-        ->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--block-size", o.block_size, "Tokens of a KV page")
         ->check(CLI::Range(1, kMaxBlockSize))
         ->capture_default_str();
     app.add_option("--num-gpu-blocks", o.num_gpu_blocks, "KV pages (0 = max-num-seqs full sequences)")
-        ->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--threads", o.threads, "Threads of the llama runner (0 = max(1, (cores - 1) / ranks))")
         ->check(CLI::Range(0, 1024));
     app.add_flag("--no-enable-prefix-caching", o.no_prefix_caching,
                  "Compute every prompt from its first token");
     app.add_option("--sim-prefill-tps", o.sim_prefill_tps, "sim: prompt tokens a second (0 = instantly)")
-        ->check(AtLeastZero());
-    app.add_option("--sim-step-us", o.sim_step_us, "sim: length of a step in us")->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
+    app.add_option("--sim-step-us", o.sim_step_us, "sim: length of a step in us")
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--sim-step-us-per-seq", o.sim_step_us_per_seq, "sim: plus this for each sequence in it")
-        ->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--sim-eos-after", o.sim_eos_after, "sim: end with EOS after this many tokens (0 = never)")
-        ->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--sim-vocab-size", o.vocab_size, "sim, script: ids from here on are refused (0 = 49152)")
-        ->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--sim-first-token", o.first_token, "sim: smallest generated id")
-        ->check(AtLeastZero())
+        ->check(NumberWithin(0, kMostNumber))
         ->capture_default_str();
     app.add_option("--sim-last-token", o.last_token, "sim: largest generated id")
-        ->check(AtLeastZero())
+        ->check(NumberWithin(0, kMostNumber))
         ->capture_default_str();
     app.add_option("--sim-eos-token", o.eos_token, "sim, script: the model's EOS id")
-        ->check(AtLeastZero())
+        ->check(NumberWithin(0, kMostNumber))
         ->capture_default_str();
     app.add_option("--script", o.script, "script: file of instructions, one JSON object a line");
     app.add_option("--script-socket", o.script_socket,
@@ -189,10 +170,10 @@ void Describe(CLI::App& app, Options& o) {
         ->group("");
     app.add_option("--handshake-timeout", o.handshake_timeout_s,
                    "Seconds to wait for the gateway (0 = 300 vllm, 600 tokenspeed)")
-        ->check(AtLeastZero());
+        ->check(NumberWithin(0, kMostNumber));
     app.add_option("--frontend-away-timeout", o.away_timeout_s,
                    "Seconds after which the requests of a vanished frontend are dropped")
-        ->check(AboveZero())
+        ->check(NumberWithin(kLeastPositive, kMostNumber))
         ->capture_default_str();
     app.add_option("--log-level", o.log_level, "")
         ->check(CLI::IsMember({"debug", "info", "warning", "error"}))

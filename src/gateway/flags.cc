@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 
+#include "base/cli_number.h"
 #include "gateway/gateway.h"
 
 namespace rankgate::gateway {
@@ -35,18 +36,6 @@ void AddChoice(CLI::App& app, const std::string& name, Enum& value,
            name, [&value, &choices](const std::string& chosen) { value = choices.at(chosen); }, what)
         ->transform(CLI::IsMember(names, CLI::ignore_case))
         ->default_str(standard);
-}
-
-/// CLI11's own Range lets NaN through: it is neither below nor above.
-CLI::Validator Seconds(double low, double high) {
-    std::string bounds = "[" + CLI::detail::to_string(low) + " - " + CLI::detail::to_string(high) + "]";
-    return CLI::Validator{[low, high, bounds](std::string& text) {
-                              double value = 0;
-                              const bool within =
-                                  CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
-                              return within ? std::string{} : "Value " + text + " not in range " + bounds;
-                          },
-                          bounds};
 }
 
 /// Flags of vLLM and of rankgate's plan that do not exist here, with the reason; named instead of "unknown".
@@ -192,14 +181,14 @@ void AddHttpFlags(CLI::App& app, GatewayOptions& options) {
         ->capture_default_str();
     app.add_option("--request-timeout", options.request_timeout_seconds,
                    "Seconds after which a request is ended with an error; 0 = never")
-        ->check(Seconds(0, 1e6))
+        ->check(NumberWithin(0, 1e6))
         ->capture_default_str();
     app.add_option("--keep-alive", options.keep_alive_seconds, "Seconds an idle connection is kept")
-        ->check(Seconds(1, 86400))
+        ->check(NumberWithin(1, 86400))
         ->capture_default_str();
     app.add_option("--shutdown-timeout", options.shutdown_timeout_seconds,
                    "Seconds that streams may take to end after SIGTERM")
-        ->check(Seconds(0, 86400))
+        ->check(NumberWithin(0, 86400))
         ->capture_default_str();
     AddChoice(app, "--log-level", options.log_level, kLogLevels, "Least severe lines that are written");
     AddChoice(app, "--log-format", options.log_format, kLogFormats, "Of the lines on stderr");

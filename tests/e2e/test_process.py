@@ -63,6 +63,15 @@ def test_bad_flags_are_2_and_name_themselves(stack):
     assert done.returncode == 2 and "/nonexistent/model.gguf" in done.stderr
 
 
+def test_a_number_that_is_none_is_refused_by_the_name_of_its_flag():
+    for command, flag in ((["bench"], "--timeout"), (["top"], "--interval"), (["gateway", ":bytes:"], "--shutdown-timeout"),
+                          (["engine", "m", "--runner", "sim"], "--sim-step-us"), (["engine", "m", "--runner", "sim"], "--frontend-away-timeout")):
+        for bad in ("nan", "-1", "1e300"):
+            done = subprocess.run([program(), *command, f"{flag}={bad}"], capture_output=True, text=True, timeout=20)
+            assert done.returncode == 2 and flag in done.stderr and bad in done.stderr, (command, flag, bad, done)
+
+
+
 def test_an_engine_that_dies_at_its_start_ends_serve_with_3():
     done = subprocess.run([program(), "serve", ":bytes:", "--engine", "vllm", "--engine-command", "/bin/false", "--port", "0"], capture_output=True,
                           text=True, timeout=40)
