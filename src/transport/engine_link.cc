@@ -330,7 +330,8 @@ class ZmqEngineLink final : public EngineLink {
         for (std::size_t i = 0; i < count; ++i) {
             Client& client = clients_.emplace_back();
             client.away_since = clock_.Now();
-            if (options_.native && !LibzmqWanted() && IsIpc(where.inputs[i]) && IsIpc(where.outputs[i])) {
+            if (options_.native && !LibzmqWanted() && IsIpcFile(where.inputs[i]) &&
+                IsIpcFile(where.outputs[i])) {
                 ConnectNative(client, i, where.inputs[i], where.outputs[i], registration);
                 continue;
             }

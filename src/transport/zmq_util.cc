@@ -2,6 +2,7 @@
 #include "transport/zmq_util.h"
 
 #include <arpa/inet.h>
+#include <sys/un.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -178,6 +179,11 @@ bool LibzmqWanted() noexcept {
 
 bool IsIpc(std::string_view address) noexcept {
     return address.starts_with("ipc://");
+}
+bool IsIpcFile(std::string_view address) noexcept {
+    constexpr std::size_t kScheme = std::string_view{"ipc://"}.size();
+    return IsIpc(address) && address.size() > kScheme && address[kScheme] != '@' &&
+           address.size() - kScheme < sizeof(sockaddr_un::sun_path);
 }
 bool IsIpv6Literal(std::string_view address) noexcept {
     return address.starts_with("tcp://[");

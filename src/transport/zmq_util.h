@@ -178,6 +178,9 @@ class ZmqMonitor {
 };
 
 bool IsIpc(std::string_view address) noexcept;
+/// An ipc address whose name is a file that a socket address can hold; not the abstract names ("@...") that
+/// libzmq also takes.
+bool IsIpcFile(std::string_view address) noexcept;
 /// The environment says RANKGATE_TRANSPORT=libzmq: data sockets on ipc are libzmq's, too.
 bool LibzmqWanted() noexcept;
 /// tcp://127.0.0.1:5 -> true; a name or [::1] -> false. Such sockets are made without IPv6, so that no peer

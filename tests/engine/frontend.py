@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-from rankgate_process import program  # noqa: E402
+from rankgate_process import free_port, program  # noqa: E402
 
 pack = msgspec.msgpack.encode
 unpack = msgspec.msgpack.decode
@@ -30,8 +30,10 @@ def identity(rank: int) -> bytes:
 class Frontend:
     """Sockets of one frontend group. Ranks are started with start() and end with close()."""
 
-    def __init__(self, clients: int = 1, coordinator: bool = False):
+    def __init__(self, clients: int = 1, coordinator: bool = False, scheme: str = "file"):
         self.dir = tempfile.TemporaryDirectory(prefix="rge")
+        self.scheme = scheme
+        self.ports: dict[tuple[str, int], int] = {}
         self.ctx = zmq.Context()
         self.poller = zmq.Poller()
         self.handshake = self.bind(zmq.ROUTER, "tcp://127.0.0.1:*")
@@ -57,6 +59,12 @@ class Frontend:
         self.call = 0
 
     def path(self, kind: str, n: int) -> str:
+        if self.scheme == "abstract":  # as libzmq writes a name that is no file
+            return f"ipc://@{self.dir.name}/{kind}{n}"
+        if self.scheme == "tcp":
+            if (kind, n) not in self.ports:
+                self.ports[kind, n] = free_port()
+            return f"tcp://127.0.0.1:{self.ports[kind, n]}"
         return f"ipc://{self.dir.name}/{kind}{n}"
 
     def bind(self, kind: int, address: str) -> zmq.Socket:

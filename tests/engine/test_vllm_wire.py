@@ -24,6 +24,13 @@ def test_registers_with_the_full_ready_response(vllm):
     assert vllm.facts[0]["data_parallel_size"] == 1 and vllm.facts[0]["max_model_len"] == 512
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "abstract"])
+def test_data_sockets_need_not_be_files(make_vllm, scheme):
+    frontend = make_vllm(scheme=scheme)
+    frontend.start(0)
+    assert len(frontend.run("r", max_tokens=7)) == 7
+
+
 def test_serves_and_reports_an_idle_rank_in_the_terminal_message(vllm):
     vllm.start(0)
     assert len(vllm.run("r", max_tokens=7)) == 7
