@@ -441,8 +441,9 @@ class Scenario {
         if (a.error == nullptr || a.error->message.empty() || a.reply != s.reply) {
             return Error("a failure without a word");
         }
-        if (a.error->retryable && s.delivered) {
-            return Error("called retryable after something was delivered");
+        if (a.error->code == ErrorCode::kRankLost && a.error->retryable &&
+            ((s.poison && !s.unsendable) || s.moves > 0)) {
+            return Error("called retryable though its rank may have died of it");
         }
         if (s.end == End::kOpen) {
             s.end = End::kTerminal;
