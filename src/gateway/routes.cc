@@ -720,7 +720,7 @@ void ShardHandler::LoadLora(http::Exchange& exchange) {
     }
     call.lora.id = state_.next_lora_id.fetch_add(1, std::memory_order_relaxed);
     const wire::LoraRequest lora = call.lora;
-    Admin(exchange, std::move(call), groups,
+    Admin(exchange, call, groups,
           [this, groups, lora](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
               if (AdminFailed(to, answers)) {
                   return;
@@ -763,7 +763,7 @@ void ShardHandler::UnloadLora(http::Exchange& exchange) {
                                    "lora_name", false});
         return;
     }
-    Admin(exchange, std::move(call), groups,
+    Admin(exchange, call, groups,
           [this, groups, name = *name](http::Exchange& to, const std::vector<AdminAnswer>& answers) {
               if (AdminFailed(to, answers)) {
                   return;
