@@ -4,6 +4,7 @@
 // zmtp_socket.h. Interoperable with libzmq 4 and the Rust client; peers of before ZMTP 3 are refused.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,9 @@
 #include <vector>
 
 namespace rankgate::transport {
+
+/// As libzmq: a connection that does not introduce itself for so long is given up.
+inline constexpr std::chrono::seconds kZmtpIntroduction{30};
 
 enum class ZmtpRole : std::uint8_t { kRouter, kPull, kDealer, kPush };
 

@@ -23,12 +23,10 @@ namespace {
 
 constexpr Duration kFirstRedial = std::chrono::milliseconds(50);
 constexpr Duration kLastRedial = std::chrono::seconds(1);
-constexpr Duration kIntroduction = std::chrono::seconds(30);
 constexpr std::uint64_t kControl = ~std::uint64_t{0};
 constexpr std::uint64_t kLeaving = std::uint64_t{1} << 63U;  // + its id; lines have turns below 2^31
 constexpr std::uint32_t kMaxTurn = (std::uint32_t{1} << 31U) - 1;
 constexpr std::size_t kKeptOutput = 64 * 1024;
-constexpr std::size_t kMaxIov = 1024;
 
 void Ring(int fd) noexcept {
     const std::uint64_t one = 1;
@@ -234,7 +232,7 @@ void ZmtpKeeper::Dial(std::size_t number) {
     line.arrival.in = std::make_unique<ZmtpDecoder>(line.role, line.limits);
     line.ready = false;
     line.turn = (line.turn + 1) & kMaxTurn;
-    line.due = clock_.Now() + kIntroduction;
+    line.due = clock_.Now() + kZmtpIntroduction;
     epoll_event event{};
     event.events = EPOLLIN | EPOLLRDHUP;
     event.data.u64 = static_cast<std::uint64_t>(line.turn) << 32U | number;
@@ -472,40 +470,25 @@ void ZmtpDialer::Send(std::string_view first, std::span<const std::string_view> 
     if (!fd_.valid()) {
         Adopt();
     }
-    const std::size_t frames = 1 + rest.size();
-    headers_.resize(frames * kMaxZmtpFrameHeader);
-    iov_.clear();
-    std::size_t total = 0;
-    for (std::size_t i = 0; i < frames; ++i) {
-        const std::string_view body = i == 0 ? first : rest[i - 1];
-        char* header = headers_.data() + i * kMaxZmtpFrameHeader;
-        const std::size_t size = ZmtpFrameHeader(header, body.size(), i + 1 < frames);
-        iov_.push_back({header, size});
-        iov_.push_back({const_cast<char*>(body.data()), body.size()});
-        total += size + body.size();
+    message_.Begin(1 + rest.size());
+    message_.Add(first);
+    for (const std::string_view frame : rest) {
+        message_.Add(frame);
     }
     std::size_t written = 0;
     if (fd_.valid() && out_.empty()) {
-        msghdr message{};
-        message.msg_iov = iov_.data();
-        message.msg_iovlen = std::min(iov_.size(), kMaxIov);
-        ssize_t n = 0;
-        do {
-            n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        } while (n < 0 && errno == EINTR);
+        const ssize_t n = message_.Send(fd_.get());
         unread_ = unread_ || (n < 0 && errno != EAGAIN);
         written = static_cast<std::size_t>(std::max<ssize_t>(n, 0));
     }
-    if (written == total) {
+    if (written == message_.size()) {
         return;
     }
     if (out_.empty()) {
         out_offset_ = written;  // its beginning stays, to be known as half out if the connection ends
     }
-    for (const iovec& piece : iov_) {
-        out_.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-    }
-    sizes_.push_back(total);
+    message_.AppendTo(out_, 0);
+    sizes_.push_back(message_.size());
     if (fd_.valid() && !out_armed_) {
         Flush();  // a socket that is not full yet takes more
     }

@@ -5,8 +5,6 @@
 // that comes back meanwhile, and pays no hand-over for its messages. Owned by EngineLink.
 #pragma once
 
-#include <sys/uio.h>
-
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -22,6 +20,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "transport/zmtp.h"
+#include "transport/zmtp_message.h"
 
 namespace rankgate::transport {
 
@@ -155,8 +154,7 @@ class ZmtpDialer {
     std::size_t out_offset_{0};      // sent up to here
     std::deque<std::size_t> sizes_;  // of the messages from out_front_ on
     std::atomic<std::uint64_t> queued_{0};
-    std::vector<iovec> iov_;
-    std::vector<char> headers_;
+    ZmtpMessage message_;
 };
 
 }  // namespace rankgate::transport

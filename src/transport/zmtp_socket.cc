@@ -17,11 +17,8 @@
 namespace rankgate::transport {
 namespace {
 
-/// As libzmq: a connection that does not introduce itself for so long is closed.
-constexpr Duration kIntroduction = std::chrono::seconds(30);
 constexpr int kAcceptsPerWake = 64;
 constexpr std::size_t kKeptOutput = 64 * 1024;
-constexpr std::size_t kMaxIov = 1024;
 /// A peer that has this much unread gets no answers to its PINGs.
 constexpr std::size_t kMaxQueuedReplies = 64 * 1024;
 
@@ -130,7 +127,7 @@ void ZmtpListener::Tick(TimePoint now) {
         return;
     }
     for (auto& [fd, connection] : connections_) {
-        if (!connection->introduced && !connection->eof && now - connection->accepted > kIntroduction) {
+        if (!connection->introduced && !connection->eof && now - connection->accepted > kZmtpIntroduction) {
             ::shutdown(fd, SHUT_RDWR);  // its end is read like any other
         }
     }
@@ -340,40 +337,23 @@ int ZmtpListener::Send(const std::string& identity, std::string_view type, std::
         return EHOSTUNREACH;
     }
     Connection& connection = *found->second;
-    const std::size_t frames = 2 + aux.size();
-    headers_.resize(frames * kMaxZmtpFrameHeader);
-    iov_.clear();
-    std::size_t total = 0;
-    for (std::size_t i = 0; i < frames; ++i) {
-        const std::string_view body = i == 0 ? type : i == 1 ? payload : aux[i - 2];
-        char* header = headers_.data() + i * kMaxZmtpFrameHeader;
-        const std::size_t size = ZmtpFrameHeader(header, body.size(), i + 1 < frames);
-        iov_.push_back({header, size});
-        iov_.push_back({const_cast<char*>(body.data()), body.size()});
-        total += size + body.size();
+    message_.Begin(2 + aux.size());
+    message_.Add(type);
+    message_.Add(payload);
+    for (const std::string_view frame : aux) {
+        message_.Add(frame);
     }
     std::size_t written = 0;
     if (connection.out.empty()) {
-        msghdr message{};
-        message.msg_iov = iov_.data();
-        message.msg_iovlen = std::min(iov_.size(), kMaxIov);
-        ssize_t n = 0;
-        do {
-            n = ::sendmsg(connection.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        } while (n < 0 && errno == EINTR);
+        const ssize_t n = message_.Send(connection.fd.get());
         if (n < 0 && errno != EAGAIN) {
             peers_.erase(found);
             return EHOSTUNREACH;
         }
         written = static_cast<std::size_t>(std::max<ssize_t>(n, 0));
     }
-    if (written < total) {
-        for (const iovec& piece : iov_) {
-            const std::size_t skipped = std::min(written, piece.iov_len);
-            written -= skipped;
-            connection.out.append(static_cast<const char*>(piece.iov_base) + skipped,
-                                  piece.iov_len - skipped);
-        }
+    if (written < message_.size()) {
+        message_.AppendTo(connection.out, written);
         if (!connection.out_armed) {
             Write(connection);  // a socket that is not full yet takes more
         }

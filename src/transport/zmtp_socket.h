@@ -6,8 +6,6 @@
 // rule: one thread makes every call.
 #pragma once
 
-#include <sys/uio.h>
-
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -22,6 +20,7 @@
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "transport/zmtp.h"
+#include "transport/zmtp_message.h"
 
 namespace rankgate::transport {
 
@@ -113,8 +112,7 @@ class ZmtpListener {
     std::vector<std::string_view> routed_;
     std::span<const std::string_view> frames_;
     int source_fd_{-1};
-    std::vector<iovec> iov_;
-    std::vector<char> headers_;
+    ZmtpMessage message_;
 };
 
 }  // namespace rankgate::transport
