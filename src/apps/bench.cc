@@ -15,7 +15,7 @@
 #include "apps/http_client.h"
 #include "apps/tools.h"
 #include "apps/version.h"
-#include "base/cli_number.h"
+#include "base/cli.h"
 
 namespace rankgate::apps {
 namespace {
@@ -181,11 +181,7 @@ int BenchMain(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        if (error.get_exit_code() == 0) {
-            return app.exit(error);
-        }
-        std::cerr << "rankgate bench: " << error.what() << '\n';
-        return 2;
+        return ParseFailed(app, error, error.what());
     }
     const auto url = ParseUrl(options.url);
     if (!url.ok()) {

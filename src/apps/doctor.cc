@@ -16,6 +16,7 @@
 
 #include "apps/tools.h"
 #include "apps/version.h"
+#include "base/cli.h"
 #include "launch/port_plan.h"
 
 namespace rankgate::apps {
@@ -134,11 +135,7 @@ int DoctorMain(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        if (error.get_exit_code() == 0) {
-            return app.exit(error);
-        }
-        std::cerr << "rankgate doctor: " << error.what() << '\n';
-        return 2;
+        return ParseFailed(app, error, error.what());
     }
     PrintVersion(std::cout);
     std::cout << '\n';

@@ -13,7 +13,7 @@
 #include "apps/http_client.h"
 #include "apps/metrics_text.h"
 #include "apps/tools.h"
-#include "base/cli_number.h"
+#include "base/cli.h"
 
 namespace rankgate::apps {
 namespace {
@@ -91,11 +91,7 @@ int TopMain(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        if (error.get_exit_code() == 0) {
-            return app.exit(error);
-        }
-        std::cerr << "rankgate top: " << error.what() << '\n';
-        return 2;
+        return ParseFailed(app, error, error.what());
     }
     const auto parsed = ParseUrl(url);
     if (!parsed.ok()) {

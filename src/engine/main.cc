@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/cli_number.h"
+#include "base/cli.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/rank.h"

@@ -7,7 +7,7 @@
 #include <iostream>
 #include <map>
 
-#include "base/cli_number.h"
+#include "base/cli.h"
 #include "gateway/gateway.h"
 
 namespace rankgate::gateway {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/cli.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "gateway/flags.h"
@@ -469,11 +470,7 @@ int ServeMain(int argc, char** argv) {
     try {
         app.parse(own, argv);
     } catch (const CLI::ParseError& error) {
-        if (error.get_exit_code() == 0) {
-            return app.exit(error);
-        }
-        std::cerr << "rankgate serve: " << gateway::FlagMessage(error) << '\n';
-        return kExitUsage;
+        return ParseFailed(app, error, gateway::FlagMessage(error));
     }
     InitLog(options.gateway.log_level, options.gateway.log_format);
     Server::BlockSignals();

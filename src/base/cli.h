@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The check of every command line flag that is a real number. CLI11's own Range lets NaN through (it is
-// neither below nor above), and its PositiveNumber lets through seconds that no clock can hold and prints the
-// largest double as the bound. Header only: who includes it links CLI11.
+// What every command line has in common: the check of a flag that is a real number, and the end of a command
+// that could not be parsed. Header only: who includes it links CLI11.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <string>
+#include <string_view>
 
 namespace rankgate {
 
@@ -14,6 +15,8 @@ inline constexpr double kMostNumber = 1e9;
 /// The least of a flag that must be above zero: a millisecond, where it is seconds.
 inline constexpr double kLeastPositive = 1e-3;
 
+/// CLI11's own Range lets NaN through (it is neither below nor above), and its PositiveNumber lets through
+/// seconds that no clock can hold and prints the largest double as the bound.
 inline CLI::Validator NumberWithin(double low, double high) {
     const std::string bounds = "[" + CLI::detail::to_string(low) + " - " + CLI::detail::to_string(high) + "]";
     return CLI::Validator{[low, high, bounds](std::string& text) {
@@ -23,6 +26,16 @@ inline CLI::Validator NumberWithin(double low, double high) {
                               return within ? std::string{} : "Value " + text + " not in range " + bounds;
                           },
                           bounds};
+}
+
+/// The exit code after a failed parse: help and version are printed and are no failure (0); anything else is
+/// one line with the command's name, `message` and 2.
+inline int ParseFailed(const CLI::App& app, const CLI::ParseError& error, std::string_view message) {
+    if (error.get_exit_code() == 0) {
+        return app.exit(error);
+    }
+    std::cerr << app.get_name() << ": " << message << '\n';
+    return 2;
 }
 
 }  // namespace rankgate
