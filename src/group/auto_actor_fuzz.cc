@@ -22,6 +22,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "group/group_actor.h"
+#include "transport/fuzz_ready.h"
 #include "transport/handshake.h"
 #include "wire/tokenspeed/outputs.h"
 #include "wire/tokenspeed/request.h"
@@ -60,19 +61,6 @@ struct World {
     bool process_gone{false};
     std::uint64_t last_call{0};
 };
-
-std::string ReadyMap(Dialect dialect, std::int64_t data_parallel_size) {
-    wire::ReadyResponse ready;
-    ready.max_model_len = 64;
-    ready.num_gpu_blocks = 10;
-    ready.block_size = 16;
-    ready.vllm_version = dialect == Dialect::kVllm ? "0.32.0" : "tokenspeed-0.1.0";
-    ready.data_parallel_size = data_parallel_size;
-    ready.instance_id = "i";
-    std::string out;
-    wire::EncodeReadyResponse(ready, dialect, out);
-    return out;
-}
 
 class LinkWithoutSockets final : public FrontendLink {
   public:
@@ -188,7 +176,7 @@ class LinkWithoutSockets final : public FrontendLink {
             }
             case 1: {
                 if (mend) {
-                    payload = ReadyMap(dialect, (event.who & 0x10) != 0 ? kSize : 1);
+                    payload = transport::GoodReady(dialect, (event.who & 0x10) != 0 ? kSize : 1);
                 }
                 const std::string_view frame = payload;
                 machine_.OnRegistration(identity, {&frame, 1});
@@ -223,7 +211,8 @@ class LinkWithoutSockets final : public FrontendLink {
                 if (const auto known = known_.find(rank); known != known_.end()) {
                     machine_.Reattach(rank, known->second);
                 } else if (!world_.runtime) {
-                    auto facts = transport::ParseReadyResponse(ReadyMap(dialect, 1), std::nullopt);
+                    auto facts =
+                        transport::ParseReadyResponse(transport::GoodReady(dialect, 1), std::nullopt);
                     RG_CHECK(facts.ok());
                     known_[rank] = *facts;
                     machine_.Reattach(rank, *facts);

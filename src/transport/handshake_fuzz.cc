@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "transport/fuzz_ready.h"
 #include "transport/handshake.h"
 #include "wire/handshake.h"
 
@@ -24,19 +25,6 @@ using Step = FrontendHandshake::Step;
 
 constexpr std::int32_t kSize = 3;
 constexpr std::int32_t kBase = 2;
-
-std::string GoodReady(Dialect dialect, std::int64_t size) {
-    wire::ReadyResponse ready;
-    ready.max_model_len = 512;
-    ready.num_gpu_blocks = 10;
-    ready.block_size = 16;
-    ready.vllm_version = dialect == Dialect::kVllm ? "0.32.0" : "tokenspeed-0.1.0";
-    ready.data_parallel_size = size;
-    ready.instance_id = "i";
-    std::string out;
-    wire::EncodeReadyResponse(ready, dialect, out);
-    return out;
-}
 
 std::string GoodGreeting(Dialect dialect, wire::Greeting::Kind kind, std::uint8_t hash) {
     wire::Greeting greeting;
