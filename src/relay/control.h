@@ -20,7 +20,7 @@ namespace rankgate::relay {
 static_assert(std::endian::native == std::endian::little, "the relay's wire is little-endian");
 
 inline constexpr std::uint32_t kMagic = 0x4C524752;  // "RGRL"
-inline constexpr std::uint32_t kProtocol = 1;
+inline constexpr std::uint32_t kProtocol = 2;
 
 enum class MessageType : std::uint16_t {
     kHello = 1,

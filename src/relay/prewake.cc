@@ -5,13 +5,34 @@
 
 namespace rankgate::relay {
 
-void PreWake::Arrived(SteadyTime now) noexcept {
-    const Nanos gap = now - last_;
+void PreWake::Arrived(SteadyTime sent, SteadyTime now) noexcept {
+    // Not the arrival: a follower that was late once would expect the next step late, and be late for ever.
+    const SteadyTime at = sent <= now && sent >= now - kLongestGap ? sent : now;
+    if (slept_) {
+        slept_ = false;
+        const Nanos needed = late_ + (expected_ - at);
+        if (needed < 2 * kMostEarly) {
+            needed_[sleeps_++ % kSleeps] = needed;
+        }
+    }
+    const Nanos gap = at - last_;
     if (started_ && gap <= kLongestGap) {
         gaps_[count_++ % kGaps] = std::max(gap, Nanos{0});
     }
     started_ = true;
-    last_ = now;
+    last_ = at;
+}
+
+void PreWake::Slept(SteadyTime due, SteadyTime now) noexcept {
+    slept_ = true;
+    if (now >= due) {
+        late_ = now - due;
+    }
+}
+
+Nanos PreWake::Early(Nanos shortest) const noexcept {
+    const Nanos needed = *std::max_element(needed_.begin(), needed_.end()) + kMargin;
+    return std::max(kEarly, std::min({needed, kMostEarly, shortest / 4}));
 }
 
 void PreWake::PayOff(SteadyTime now) noexcept {
@@ -55,7 +76,8 @@ PreWake::Window PreWake::Next(SteadyTime now) noexcept {
     if (wasted_ >= kMostWaste) {
         return {};
     }
-    Window window{last_ + shortest - kEarly, last_ + longest + kLate};
+    expected_ = last_ + shortest;
+    Window window{expected_ - Early(shortest), last_ + longest + kLate};
     if (window.until <= now) {
         return {};
     }

@@ -26,8 +26,15 @@ class PreWake {
     /// Gaps that differ by more than a quarter, or by more than this, are irregular.
     static constexpr Nanos kWidest = std::chrono::microseconds{400};
     static constexpr Nanos kNarrow = std::chrono::microseconds{100};
-    /// Awake before the earliest moment: covers the timer slack of an ordinary thread (50 us) and the waking.
+    /// Awake before the earliest moment by at least this: the timer slack of an ordinary thread (50 us) and
+    /// the waking of a CPU. By more, up to kMostEarly and a quarter of the gap, if one of the last kSleeps
+    /// sleeps would have needed it: a virtual CPU that halted takes 20 to 300 us to wake, and a leader is
+    /// sometimes early. Who would have needed twice kMostEarly waited for somebody's turn on the CPU, which
+    /// waking earlier does not help.
     static constexpr Nanos kEarly = std::chrono::microseconds{90};
+    static constexpr Nanos kMostEarly = std::chrono::microseconds{300};
+    static constexpr Nanos kMargin = std::chrono::microseconds{20};
+    static constexpr std::size_t kSleeps = 64;
     /// Still awake after the latest moment. Costs nothing when the step comes.
     static constexpr Nanos kLate = std::chrono::microseconds{200};
     /// A sleep shorter than this is not worth its wake-up.
@@ -44,7 +51,7 @@ class PreWake {
     static constexpr Nanos kFirstRest = std::chrono::milliseconds{50};
     static constexpr Nanos kLongestRest = std::chrono::seconds{10};
     /// Upper bound of one window, hence of how long a follower looks without a sleep.
-    static constexpr Nanos kLongestLook = kWidest + kEarly + kLate + kShortestSleep;
+    static constexpr Nanos kLongestLook = kWidest + kMostEarly + kLate + kShortestSleep;
 
     /// Sleep until `from`, look until `until`. Empty: sleep until woken.
     struct Window {
@@ -56,8 +63,10 @@ class PreWake {
     /// `rest_until`: what all followers of this host know about rests; borrowed.
     explicit PreWake(std::atomic<std::int64_t>& rest_until) noexcept : rest_until_{rest_until} {}
 
-    /// A step has come.
-    void Arrived(SteadyTime now) noexcept;
+    /// A step has come that was sent at `sent`, by this host's clock; a time that cannot be is not believed.
+    void Arrived(SteadyTime sent, SteadyTime now) noexcept;
+    /// The sleep until `due`, which Next had asked for, has ended: by the clock or by a step.
+    void Slept(SteadyTime due, SteadyTime now) noexcept;
     /// A look of this length that ended without a step.
     void Missed(Nanos looked, SteadyTime now) noexcept;
     /// The thread was kept from its CPU while it looked.
@@ -67,11 +76,17 @@ class PreWake {
 
   private:
     void PayOff(SteadyTime now) noexcept;
+    Nanos Early(Nanos shortest) const noexcept;
 
     std::array<Nanos, kGaps> gaps_{};
     std::size_t count_{0};
     bool started_{false};
     SteadyTime last_{};
+    SteadyTime expected_{};  // the earliest moment of the last window
+    bool slept_{false};      // for this step, until shortly before that moment
+    Nanos late_{0};          // of the last sleep that the clock ended
+    std::array<Nanos, kSleeps> needed_{};
+    std::size_t sleeps_{0};
     Nanos wasted_{0};  // not yet made up for by time
     SteadyTime paid_{};
     std::uint64_t windows_{0};

@@ -17,24 +17,36 @@ using std::chrono::seconds;
 /// looks is added up.
 class PreWakeTest : public testing::Test {
   protected:
-    /// The next step comes after `gap`; the follower has waited for it all the time.
+    /// Of a sleeper, by a step.
+    static constexpr Nanos kWaking = microseconds{30};
+
+    /// The next step comes after `gap`; the follower has waited for it all the time. Its sleeps end `late_`
+    /// late.
     void StepAfter(Nanos gap) {
         const SteadyTime comes = now_ + gap;
         const PreWake::Window window = pre_wake_.Next(now_);
-        if (!window.empty() && window.from < comes) {
-            const SteadyTime ends = std::min(window.until, comes);
-            looked_ += ends - window.from;
-            longest_look_ = std::max(longest_look_, ends - window.from);
-            awake_ = window.until >= comes;
-            if (!awake_) {
-                pre_wake_.Missed(ends - window.from, ends);
+        awake_ = false;
+        if (!window.empty()) {
+            SteadyTime from = window.from;
+            if (window.from > now_) {
+                from += late_;
+                pre_wake_.Slept(window.from, std::min(from, comes + kWaking));
             }
-        } else {
-            awake_ = false;
+            if (from < comes) {
+                const SteadyTime ends = std::max(from, std::min(window.until, comes));
+                looked_ += ends - from;
+                longest_look_ = std::max(longest_look_, ends - from);
+                awake_ = window.until >= comes;
+                if (!awake_) {
+                    pre_wake_.Missed(ends - from, ends);
+                }
+            }
         }
         now_ = comes;
-        pre_wake_.Arrived(now_);
+        pre_wake_.Arrived(comes, awake_ ? comes : comes + kWaking);
     }
+    /// How long before the earliest moment of the next step, a gap of `gap` after the last, it means to wake.
+    Nanos Early(Nanos gap) { return now_ + gap - pre_wake_.Next(now_).from; }
     void Steps(int n, Nanos gap) {
         for (int i = 0; i < n; ++i) {
             StepAfter(gap);
@@ -47,6 +59,7 @@ class PreWakeTest : public testing::Test {
     Nanos looked_{0};
     Nanos longest_look_{0};
     bool awake_{false};  // when the last step came
+    Nanos late_{0};
 };
 
 TEST_F(PreWakeTest, NothingIsForeseenBeforeSevenGapsWereSeen) {
@@ -67,6 +80,73 @@ TEST_F(PreWakeTest, ARegularStepFindsItsFollowerAwakeAndHavingSleptTillShortlyBe
         }
         EXPECT_EQ(looked_, 100 * PreWake::kEarly) << gap.count();
     }
+}
+
+TEST_F(PreWakeTest, ASleepThatEndsLateIsBegunEarlierToBeOver) {
+    for (const Nanos late : std::vector<Nanos>{microseconds{120}, microseconds{200}, microseconds{270}}) {
+        late_ = late;
+        Steps(9, milliseconds{2});
+        looked_ = Nanos{0};
+        for (int i = 0; i < 100; ++i) {
+            StepAfter(milliseconds{2});
+            EXPECT_TRUE(awake_) << late.count();
+        }
+        EXPECT_EQ(looked_, 100 * PreWake::kMargin) << late.count();
+    }
+    late_ = Nanos{0};
+    Steps(PreWake::kSleeps, milliseconds{2});
+    EXPECT_EQ(Early(milliseconds{2}), PreWake::kEarly) << "what was long ago is forgotten";
+}
+
+TEST_F(PreWakeTest, ALeaderThatIsSometimesEarlyIsWaitedForFromEarlierOn) {
+    Steps(8, milliseconds{2});
+    for (int i = 0; i < 8; ++i) {
+        Steps(7, milliseconds{2});
+        StepAfter(microseconds{1850});
+        EXPECT_EQ(awake_, i > 0);
+    }
+}
+
+TEST_F(PreWakeTest, ItWakesAtMostAQuarterOfTheGapTooEarly) {
+    late_ = microseconds{250};
+    Steps(20, microseconds{600});
+    EXPECT_EQ(Early(microseconds{600}), microseconds{150});
+    late_ = 2 * PreWake::kMostEarly - PreWake::kMargin;
+    Steps(20, milliseconds{10});
+    EXPECT_EQ(Early(milliseconds{10}), PreWake::kMostEarly);
+}
+
+TEST_F(PreWakeTest, SomebodyElsesTurnIsNotAllowedFor) {
+    Steps(20, milliseconds{10});
+    for (int i = 0; i < 20; ++i) {
+        const PreWake::Window window = pre_wake_.Next(now_);
+        const SteadyTime runs = window.from + milliseconds{4};  // its step had woken it long before
+        now_ += milliseconds{10};
+        pre_wake_.Slept(window.from, runs);
+        pre_wake_.Arrived(now_, runs);
+    }
+    EXPECT_EQ(Early(milliseconds{10}), PreWake::kEarly);
+}
+
+TEST_F(PreWakeTest, AFollowerThatWasLateForeseesFromWhenTheStepWasSent) {
+    Steps(20, milliseconds{1});
+    const SteadyTime sent = now_ + milliseconds{1};
+    pre_wake_.Arrived(sent, sent + microseconds{600});
+    EXPECT_EQ(pre_wake_.Next(sent + microseconds{600}).until, sent + milliseconds{1} + PreWake::kLate);
+}
+
+TEST_F(PreWakeTest, ATimeOfSendingThatCannotBeIsNotBelieved) {
+    for (const Nanos wrong :
+         std::vector<Nanos>{seconds{1}, -seconds{1}, Nanos::max() / 2, -Nanos::max() / 2}) {
+        Steps(20, milliseconds{1});
+        now_ += milliseconds{1};
+        pre_wake_.Arrived(SteadyTime{now_.time_since_epoch() / 2 + wrong}, now_);
+        EXPECT_EQ(pre_wake_.Next(now_).until, now_ + milliseconds{1} + PreWake::kLate) << wrong.count();
+    }
+    Steps(20, milliseconds{1});
+    now_ += milliseconds{1};
+    pre_wake_.Arrived(now_ + Nanos{1}, now_);
+    EXPECT_EQ(pre_wake_.Next(now_).until, now_ + milliseconds{1} + PreWake::kLate);
 }
 
 TEST_F(PreWakeTest, ShortGapsAreWaitedForWithoutASleep) {

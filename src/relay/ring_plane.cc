@@ -74,6 +74,7 @@ class RingLeader final : public LeaderPlane {
             Put(Header(step, kSlotAbort), nullptr, 0);
             torn_ = false;
         }
+        const std::int64_t sent_at = Now().time_since_epoch().count();
         StepSource source{frames, step};
         std::uint64_t left = source.total();
         std::uint32_t fragment = 0;
@@ -88,6 +89,7 @@ class RingLeader final : public LeaderPlane {
             header.total = source.total();
             header.n_frames = source.n_frames();
             header.fragment = fragment++;
+            header.sent_at = sent_at;
             header.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, kRingPayload));
             left -= header.length;
             if (left == 0) {
@@ -269,7 +271,7 @@ class RingFollower final : public FollowerPlane {
                     case Assembler::Fed::kMore:
                         break;
                     case Assembler::Fed::kStep:
-                        pre_wake_.Arrived(Now());
+                        pre_wake_.Arrived(sent_at_, Now());
                         *got = Got::kStep;
                         return Stop::kNone;
                     case Assembler::Fed::kGo:
@@ -316,6 +318,7 @@ class RingFollower final : public FollowerPlane {
             return fed;
         }
         Hook(Point::kInRead, header.step);
+        sent_at_ = SteadyTime{Nanos{header.sent_at}};
         RankLine& line = board_.line(config_.rank);
         if (fed == Assembler::Fed::kStep) {
             line.consumed_step.store(header.step, std::memory_order_seq_cst);
@@ -349,8 +352,11 @@ class RingFollower final : public FollowerPlane {
         if (window.from > now) {
             const Nanos slice = waiting.Slice();
             const bool whole = window.from - now <= slice;
-            if (const Stop stop = SleepFor(waiting, whole ? window.from - now : slice, !whole);
-                stop != Stop::kNone || !whole || Available()) {
+            const Stop stop = SleepFor(waiting, whole ? window.from - now : slice, !whole);
+            if (whole) {
+                pre_wake_.Slept(window.from, Now());
+            }
+            if (stop != Stop::kNone || !whole || Available()) {
                 return stop;
             }
         }
@@ -425,6 +431,7 @@ class RingFollower final : public FollowerPlane {
     bool foresees_;
     bool crowded_;  // ranks share CPUs: whoever looks lets others run between two looks
     PreWake pre_wake_;
+    SteadyTime sent_at_{};  // of the slot taken last
     Assembler assembler_;
 };
 

@@ -38,7 +38,9 @@ struct SlotHeader {
     std::uint32_t flags{0};
     std::uint32_t crc{0};  // of this header with crc = 0 and the payload; 0 when checksums are off
     std::uint32_t reserved{0};
-    std::uint64_t reserved2{0};
+    /// Steady-clock nanoseconds at which the leader of this host began to publish the step: what the next one
+    /// is foreseen from (prewake.h). 0 = not said.
+    std::int64_t sent_at{0};
 };
 static_assert(sizeof(SlotHeader) == 64);
 
