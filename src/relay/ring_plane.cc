@@ -14,6 +14,7 @@
 #include "relay/hooks.h"
 #include "relay/plane.h"
 #include "relay/prewake.h"
+#include "relay/turns.h"
 
 namespace rankgate::relay {
 namespace {
@@ -339,6 +340,9 @@ class RingFollower final : public FollowerPlane {
 
     /// Until there may be something to take: asleep, but awake shortly before a step that can be foreseen.
     Stop Sleep(Waiting& waiting) {
+        if (config_.spin_us != 0) {
+            turns_.Ask();
+        }
         const SteadyTime now = Now();
         PreWake::Window window;
         if (spin_.count() > 0) {
@@ -433,6 +437,7 @@ class RingFollower final : public FollowerPlane {
     PreWake pre_wake_;
     SteadyTime sent_at_{};  // of the slot taken last
     Assembler assembler_;
+    ShortTurns turns_;
 };
 
 }  // namespace
