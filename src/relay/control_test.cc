@@ -125,6 +125,9 @@ TEST(ConfigTest, NamesTheFieldThatIsWrong) {
     EXPECT_EQ(why([](Config& c) { c.rank = -1; }), "rank");
     EXPECT_EQ(why([](Config& c) { c.where = ""; }), "where");
     EXPECT_EQ(why([](Config& c) { c.where = "/tmp/"; }), "where");
+    EXPECT_EQ(why([](Config& c) { c.where = "@"; }), "where");
+    EXPECT_EQ(why([](Config& c) { c.where = "@" + std::string(107, 'x'); }), "");
+    EXPECT_EQ(why([](Config& c) { c.where = "@" + std::string(108, 'x'); }), "where");
     EXPECT_EQ(why([](Config& c) { c.where = "tcp://nohost"; }), "where");
     EXPECT_EQ(why([](Config& c) { c.where = "tcp://h:0"; }), "where");
     EXPECT_EQ(why([](Config& c) { c.where = "tcp://h:1"; }), "backend");

@@ -43,7 +43,9 @@ class FollowerSession final : public Session {
 
     HelloBody Hello(ConnectionKind kind) const noexcept;
     Dialled DialOnce(Call& call, Budget& budget, Stop* stop, Failure* failure);
-    static void HearVerdict(Peer& peer, Failure* failure);
+    /// True if rank 0 has told why it ended the group.
+    static bool HearVerdict(Peer& peer, Failure* failure);
+    /// False with a failure, or with none (kOk) if it may be tried again.
     bool SetUp(const WelcomeBody& welcome, std::vector<UniqueFd>& fds, Failure* failure);
     Failure Missing(Phase phase, std::string_view text) const;
     Failure GiveUp(const Failure& failure);
@@ -227,7 +229,12 @@ FollowerSession::Dialled FollowerSession::DialOnce(Call& call, Budget& budget, S
         peer.control = std::move(fd);
         GuardFromFork(peer.control.get());
         if (!SetUp(welcome, fds, failure)) {
-            HearVerdict(peer, failure);
+            if (!HearVerdict(peer, failure) && failure->code == Code::kOk) {
+                // Nothing is wrong but the network: both connections are made anew.
+                DropPeer(peer);
+                *failure = Missing(Phase::kWelcome, "no second connection to rank 0");
+                return Dialled::kAgain;
+            }
             *stop = Stop::kFailed;
             return Dialled::kOver;
         }
@@ -235,7 +242,7 @@ FollowerSession::Dialled FollowerSession::DialOnce(Call& call, Budget& budget, S
     }
 }
 
-void FollowerSession::HearVerdict(Peer& peer, Failure* failure) {
+bool FollowerSession::HearVerdict(Peer& peer, Failure* failure) {
     // If the group has ended meanwhile, rank 0 has said why.
     Budget budget{kSlack};
     for (;;) {
@@ -244,17 +251,17 @@ void FollowerSession::HearVerdict(Peer& peer, Failure* failure) {
         while ((state = peer.parser.Next(&message)) == MessageParser::State::kMessage) {
             if (message.type == MessageType::kFail) {
                 *failure = message.AsFailure();
-                return;
+                return true;
             }
         }
         pollfd p{peer.control.get(), POLLIN, 0};
         if (state == MessageParser::State::kBad || budget.Spend() || ::poll(&p, 1, 50) < 0) {
-            return;
+            return false;
         }
         const std::span<std::byte> room = peer.parser.Room();
         const ssize_t n = ::recv(peer.control.get(), room.data(), room.size(), MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-            return;
+            return false;
         }
         peer.parser.Added(n > 0 ? static_cast<std::size_t>(n) : 0);
     }
@@ -312,7 +319,8 @@ bool FollowerSession::SetUp(const WelcomeBody& welcome, std::vector<UniqueFd>& f
             UniqueFd data = Dial(config_.where);
             if (!data.valid() ||
                 !SendAll(data.get(), Encode(MessageType::kHello, Hello(ConnectionKind::kData)))) {
-                return wrong(Code::kJoinTimeout, "no second connection to rank 0");
+                *failure = Failure{};  // a lost packet must not cost the group its start
+                return false;
             }
             SetPlane(MakeStreamFollower(config_, board(), std::move(data)));
             break;

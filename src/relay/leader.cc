@@ -331,8 +331,9 @@ void LeaderSession::OnMessage(Peer& peer, const Message& message) noexcept {
 }
 
 void LeaderSession::OnPeerGone(Peer& peer, bool process_gone) noexcept {
-    // Once all have said BYE, Finish may have returned on its way to END: whoever goes then has finished.
-    if (ended_.load() || (joined_ && byes_.load() == AllByes())) {
+    // Once all are in Finish, rank 0 included, it may have returned on its way to END: whoever goes then has
+    // finished. While rank 0 still works, a rank that waits in Finish and goes is missing.
+    if (ended_.load() || (joined_ && byes_.load() == AllByes() && final_step_.load() != kNoFinalStep)) {
         return;
     }
     if (!going_) {
@@ -543,7 +544,7 @@ Result<Wait> LeaderSession::Publish(std::span<const Frame> frames, std::uint64_t
     if (std::optional<Failure> refused = call.Enter(true)) {
         return *refused;
     }
-    if (final_step_.load() != ~std::uint64_t{0}) {
+    if (final_step_.load() != kNoFinalStep) {
         return ClosedFailure("no step can follow finish");
     }
     if (std::optional<Failure> large = StepSource::Check(frames, config_)) {

@@ -19,6 +19,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/unique_fd.h"
 #include "relay/budget.h"
@@ -462,6 +463,58 @@ TEST_P(RelayTest, ARankThatDoesNotComeToFinishIsNamed) {
         });
 }
 
+TEST_P(RelayTest, WhoeverWaitsInFinishIsNotBlamedForAnother) {
+    std::atomic<bool> over{false};
+    std::latch in{2};  // the others' time begins before rank 0's
+    Run(
+        4,
+        [&](Leader& leader) {
+            in.wait();
+            EXPECT_EQ(leader.Finish(Seconds{0.2}).failure().MissingRanks(), std::vector<int>{3});
+            over = true;
+        },
+        [&](Follower& follower, int rank) {
+            if (rank != 3) {
+                bool first = true;
+                auto end = follower.Finish(Seconds{0.2}, [&] {
+                    if (std::exchange(first, false)) {
+                        in.count_down();
+                    }
+                    return false;
+                });
+                ASSERT_FALSE(end);
+                EXPECT_EQ(end.failure().code, Code::kPeerStalled);
+                EXPECT_EQ(end.failure().origin_rank, 3);
+                EXPECT_EQ(end.failure().MissingRanks(), std::vector<int>{3});
+            }
+            while (!over) {
+                std::this_thread::yield();
+            }
+        });
+}
+
+TEST_P(RelayTest, ALastRankThatGoesFromFinishIsMissedByALeaderThatStillWorks) {
+    Run(
+        2,
+        [&](Leader& leader) {
+            pollfd failed{leader.failure_fd(), POLLIN, 0};
+            ASSERT_EQ(::poll(&failed, 1, 20000), 1);
+            std::uint64_t number = 0;
+            for (const Failure& failure : {*leader.failure(), leader.Publish({}, &number).failure(),
+                                           leader.Finish(Seconds{1}).failure()}) {
+                EXPECT_EQ(failure.code, Code::kPeerDied);
+                EXPECT_EQ(failure.origin_rank, 1);
+                EXPECT_EQ(failure.phase, Phase::kFinish);
+            }
+        },
+        [&](Follower& follower, int) {
+            auto end = follower.Finish(Seconds{20}, [] { return true; });
+            ASSERT_TRUE(end) << end.failure().Describe();
+            EXPECT_EQ(*end, Wait::kInterrupted);
+            follower.Close();
+        });
+}
+
 TEST_P(RelayTest, AMissingRankIsNamedOnAllRanksPresent) {
     std::thread present{[&] {
         Config config = Make(1, 4);
@@ -515,6 +568,73 @@ TEST_P(RelayTest, ASecondLeaderIsRefusedAtOnceThoughTheNameBecomesFreeMeanwhile)
     }};
     Result<Listener> second = Listener::Open(Make(0, 2));
     owner.join();
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.failure().code, Code::kDuplicateRank);
+}
+
+TEST_P(RelayTest, ASecondConnectionThatIsLostIsMadeAgain) {
+    if (GetParam() != Backend::kTcp) {
+        return;  // nobody else makes two
+    }
+    Result<Listener> first = Listener::Open(Make(0, 2));
+    ASSERT_TRUE(first) << first.failure().Describe();
+    std::thread owner{[&] {
+        // Answers HELLO and refuses what comes next; the real rank 0 starts once the follower has let go.
+        pollfd p{first->fd(), POLLIN, 0};
+        ASSERT_EQ(::poll(&p, 1, 20000), 1);
+        UniqueFd control = first->Accept();
+        first->Close();
+        WelcomeBody welcome;
+        welcome.epoch = 4711;
+        welcome.max_frame = 1 << 20;
+        welcome.join_left_s = 20;
+        welcome.max_lag_steps = 2;
+        welcome.abi = AbiHash();
+        ASSERT_TRUE(SendAll(control.get(), Encode(MessageType::kWelcome, welcome)));
+        std::array<char, 256> bytes{};
+        p.fd = control.get();
+        do {
+            ASSERT_EQ(::poll(&p, 1, 20000), 1);
+        } while (::recv(control.get(), bytes.data(), bytes.size(), 0) > 0);
+        Leader leader{Make(0, 2)};
+        auto joined = leader.Join();
+        ASSERT_TRUE(joined) << joined.failure().Describe();
+        Publish(leader, {"first"});
+        ASSERT_TRUE(leader.Finish(Seconds{20}));
+    }};
+    {
+        Follower follower{Make(1, 2)};
+        auto joined = follower.Join();
+        EXPECT_TRUE(joined) << joined.failure().Describe();
+        Step step;
+        EXPECT_TRUE(follower.NextStep(Seconds{20}, &step));
+        EXPECT_TRUE(follower.Finish(Seconds{20}));
+    }
+    owner.join();
+}
+
+TEST_P(RelayTest, ANameWithoutAFileWillDoAndIsFreeAfterwards) {
+    if (GetParam() == Backend::kTcp) {
+        return;
+    }
+    where_ = "@relay_test-" + std::to_string(::getpid()) + "-" + std::to_string(std::random_device{}());
+    for (int i = 0; i < 2; ++i) {
+        Run(
+            3,
+            [&](Leader& leader) {
+                Publish(leader, {"first"});
+                EXPECT_TRUE(leader.Finish(Seconds{20}));
+            },
+            [&](Follower& follower, int) {
+                Step step;
+                ASSERT_TRUE(follower.NextStep(Seconds{20}, &step));
+                EXPECT_EQ(Text(step[0]), "first");
+                EXPECT_TRUE(follower.Finish(Seconds{20}));
+            });
+    }
+    Result<Listener> first = Listener::Open(Make(0, 2));
+    ASSERT_TRUE(first) << first.failure().Describe();
+    Result<Listener> second = Listener::Open(Make(0, 2));
     ASSERT_FALSE(second.ok());
     EXPECT_EQ(second.failure().code, Code::kDuplicateRank);
 }

@@ -30,6 +30,11 @@ bool IsTcp(std::string_view where) {
     return where.starts_with(kTcpPrefix);
 }
 
+/// A name without a file (abstract socket), which goes with its process.
+bool IsAbstract(std::string_view where) {
+    return where.starts_with('@');
+}
+
 bool SplitTcp(std::string_view where, std::string* host, std::string* port) {
     const std::string_view rest = where.substr(kTcpPrefix.size());
     const std::size_t colon = rest.rfind(':');
@@ -60,6 +65,15 @@ struct UnixAddress {
 
     bool Set(const std::string& path) noexcept {
         address.sun_family = AF_UNIX;
+        if (IsAbstract(path)) {
+            if (path.size() > sizeof address.sun_path) {
+                errno = ENAMETOOLONG;
+                return false;
+            }
+            std::memcpy(address.sun_path + 1, path.data() + 1, path.size() - 1);  // behind a NUL
+            length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+            return true;
+        }
         std::string name = path;
         if (path.size() >= sizeof address.sun_path) {
             const std::size_t slash = path.rfind('/');
@@ -206,7 +220,7 @@ Failure ListenFailure(Code code, int error, std::string_view text) {
 
 std::string CheckAddress(std::string_view where) {
     if (where.empty()) {
-        return "must be a path or tcp://host:port";
+        return "must be a path, @name or tcp://host:port";
     }
     if (where.find('\0') != std::string_view::npos) {
         return "contains a NUL byte";
@@ -215,6 +229,13 @@ std::string CheckAddress(std::string_view where) {
         std::string host;
         std::string port;
         return SplitTcp(where, &host, &port) ? "" : "must be tcp://host:port with a port in 1..65535";
+    }
+    if (IsAbstract(where)) {
+        if (where.size() == 1 || where.size() > sizeof(sockaddr_un{}.sun_path)) {
+            return "the name behind @ must have 1.." + std::to_string(sizeof(sockaddr_un{}.sun_path) - 1) +
+                   " bytes";
+        }
+        return {};
     }
     if (where.size() > kMaxPath) {
         return "path is longer than " + std::to_string(kMaxPath) + " bytes";
@@ -233,7 +254,7 @@ std::string CheckAddress(std::string_view where) {
 
 bool RemoveIfStale(const std::string& where) noexcept {
     struct stat before {};
-    if (IsTcp(where) || where.empty() || ::lstat(where.c_str(), &before) != 0) {
+    if (IsTcp(where) || IsAbstract(where) || where.empty() || ::lstat(where.c_str(), &before) != 0) {
         return true;
     }
     if (!S_ISSOCK(before.st_mode)) {
@@ -277,6 +298,7 @@ Result<Listener> Listener::Open(const Config& config) {
             if (fd.valid() && ::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
                 ::listen(fd.get(), kBacklog) == 0) {
                 listener.fd_ = std::move(fd);
+                listener.tcp_ = true;
                 return listener;
             }
             error = errno;
@@ -294,6 +316,13 @@ Result<Listener> Listener::Open(const Config& config) {
         // The mode must be right from the first moment: bind() takes it from the unbound socket.
         ::fchmod(fd.get(), S_IRUSR | S_IWUSR);
         if (::bind(fd.get(), address.get(), address.length) == 0) {
+            if (IsAbstract(config.where)) {
+                if (::listen(fd.get(), kBacklog) != 0) {
+                    return ListenFailure(Code::kRemoteFailure, errno, "cannot listen on " + config.where);
+                }
+                listener.fd_ = std::move(fd);
+                return listener;
+            }
             struct stat info {};
             if (::listen(fd.get(), kBacklog) != 0 || ::lstat(config.where.c_str(), &info) != 0) {
                 const int error = errno;
@@ -312,7 +341,7 @@ Result<Listener> Listener::Open(const Config& config) {
             return ListenFailure(Code::kRemoteFailure, error,
                                  "cannot listen on " + config.where + ": " + std::strerror(error));
         }
-        if (!RemoveIfStale(config.where)) {
+        if (IsAbstract(config.where) || !RemoveIfStale(config.where)) {
             break;  // at once: by the next attempt a live leader may have its group and have freed the name
         }
     }
@@ -322,7 +351,7 @@ Result<Listener> Listener::Open(const Config& config) {
 
 UniqueFd Listener::Accept() noexcept {
     UniqueFd fd{::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
-    if (fd.valid() && path_.empty()) {
+    if (fd.valid() && tcp_) {
         TuneTcp(fd.get());
     }
     return fd;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where ranks meet: a unix socket by path, or a TCP address. Leaves no name behind: the leader removes the
-// path once all have joined, and whoever outlives a killed leader removes the stale one. One thread at a
-// time.
+// Where ranks meet: a unix socket by path or by a name without a file (@name), or a TCP address. Leaves no
+// name behind: the leader removes the path once all have joined, and whoever outlives a killed leader removes
+// the stale one. One thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -26,6 +26,7 @@ class Listener {
         Close();
         fd_ = std::move(other.fd_);
         path_ = std::exchange(other.path_, {});
+        tcp_ = other.tcp_;
         device_ = other.device_;
         inode_ = other.inode_;
         return *this;
@@ -47,7 +48,8 @@ class Listener {
 
   private:
     UniqueFd fd_;
-    std::string path_;
+    std::string path_;  // empty: there is nothing to remove
+    bool tcp_{false};
     dev_t device_{0};
     ino_t inode_{0};
 };

@@ -21,7 +21,8 @@
 namespace rankgate::relay {
 namespace {
 
-/// How long a follower without shared memory waits for the leader to say what the group's first cause is.
+/// How long a follower waits for rank 0, which knows more, to say what the group's first cause is: without
+/// shared memory always, and at the end of its time in Finish.
 constexpr Seconds kVerdict{1.0};
 /// Beats are not sent into a connection whose peer has not read this much: it is stopped, and FAIL must still
 /// fit.
@@ -140,7 +141,7 @@ void Session::Fail(const Failure& failure, bool here) noexcept {
     }
     {
         const std::lock_guard lock{fail_mutex_};
-        if (!b.failed()) {
+        if (!b.failed() && !(leader_ && ended_.load())) {
             if (leader_ && !shared_board()) {
                 // Told before it can be raised here: this process may end on the raise.
                 Broadcast(message);
@@ -463,7 +464,7 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
         finished_ = true;
         return Wait::kReady;
     }
-    Budget budget{budget_s};
+    Budget budget{leader_ ? budget_s : budget_s + kVerdict};
     call.Within(&budget);
     if (Status announced = AnnounceFinish(); !announced) {
         Fail(announced.failure());
@@ -475,9 +476,12 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
         if (done) {
             // A rank that was lost before the last BYE came has been reported to all: then this is no orderly
             // end.
+            // It is one or the other: Fail looks at ended_ under the same lock.
+            const std::lock_guard lock{fail_mutex_};
             if (leader_ && board().failed()) {
                 return Cause();
             }
+            ended_ = true;
             break;
         }
         if (const Stop stop = call.Check(); stop == Stop::kFailed || stop == Stop::kClosed) {
@@ -501,9 +505,13 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
                 failure.phase = Phase::kFinish;
                 failure.step = current_step();
                 failure.deadline_s = budget_s.count();
-                failure.missing = leader_ ? everybody & ~byes_.load() : 1;
-                failure.origin_rank = static_cast<std::int16_t>(std::countr_zero(failure.missing));
-                failure.SetText("not every rank came to the orderly end in time");
+                if (leader_ || final_step_.load() == kNoFinalStep) {
+                    failure.missing = leader_ ? everybody & ~byes_.load() : 1;
+                    failure.origin_rank = static_cast<std::int16_t>(std::countr_zero(failure.missing));
+                    failure.SetText("not every rank came to the orderly end in time");
+                } else {
+                    failure.SetText("rank 0 came to the orderly end and still waits for others");
+                }
                 Fail(failure);
                 return Cause();
             }
@@ -512,7 +520,6 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
         }
     }
     if (leader_) {
-        ended_ = true;
         Broadcast(EncodeBare(MessageType::kEnd));
     }
     finished_ = true;

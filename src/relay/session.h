@@ -126,8 +126,9 @@ class Session : public std::enable_shared_from_this<Session> {
     std::atomic<bool> finished_{false};  // Finish has succeeded
     std::atomic<bool> ended_{false};     // all ranks have called Finish: a closed socket is no death
     std::atomic<std::uint64_t> byes_{0};
-    std::atomic<std::uint64_t> final_step_{~std::uint64_t{0}};
-    std::atomic<std::uint64_t> step_{0};  // last published or read
+    static constexpr std::uint64_t kNoFinalStep = ~std::uint64_t{0};
+    std::atomic<std::uint64_t> final_step_{kNoFinalStep};  // known once rank 0 is in Finish
+    std::atomic<std::uint64_t> step_{0};                   // last published or read
     std::atomic<double> stall_after_{0};
     std::array<std::atomic<double>, kMaxRanks> process_ages_{};
 

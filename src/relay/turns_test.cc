@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -77,14 +78,15 @@ TEST(ShortTurnsTest, WhatSomebodyElseSetSinceThenIsKept) {
 
 TEST(ShortTurnsTest, NiceIsKept) {
     std::thread{[] {
+        const int own = std::min(nice(0) + 3, 19);  // whoever tests may be nice already
         errno = 0;
         ASSERT_TRUE(nice(3) != -1 || errno == 0);
         {
             ShortTurns turns;
             turns.Ask();
-            EXPECT_EQ(nice(0), 3);
+            EXPECT_EQ(nice(0), own);
         }
-        EXPECT_EQ(nice(0), 3);
+        EXPECT_EQ(nice(0), own);
     }}.join();
 }
 

@@ -125,7 +125,8 @@ std::string_view BackendName(Backend backend) noexcept;
 struct Config {
     int rank{0};
     int size{1};
-    /// A path of our own in a folder that only this user can write to, or tcp://host:port.
+    /// A path of our own in a folder that only this user can write to, @name (a socket without a file, for
+    /// ranks of one network namespace), or tcp://host:port.
     std::string where;
     /// Names this start of the group. A restarted group takes a new one; late comers of the old one are
     /// refused.

@@ -24,7 +24,9 @@ class Config:
     size: int
     """Ranks in the group, 1..64."""
     where: str
-    """A path of the group's own in a folder only this user can write to, or tcp://host:port for ranks on several hosts."""
+    """A path of the group's own in a folder only this user can write to, or tcp://host:port for ranks on several hosts.
+
+    Also @name: a socket without a file, for ranks of one network namespace. Any local user sees the name; other users' ranks are refused."""
     epoch: int
     """Names this start of the group; a restarted group takes another one."""
     join_s: float = 30.0
