@@ -116,11 +116,11 @@ void Describe(CLI::App& app, Options& o) {
     app.add_option("--relay-epoch", o.relay_epoch, "Set by rank 0 for its followers")->group("");
     app.add_option("--tensor-parallel-join-timeout", o.tensor_parallel_join_s,
                    "Seconds for all tensor-parallel ranks to load and join")
-        ->check(NumberWithin(kLeastPositive, kMostNumber))
+        ->check(NumberWithin(0.001, 86400))
         ->capture_default_str();
     app.add_option("--tensor-parallel-stall-timeout", o.tensor_parallel_stall_s,
                    "Seconds without life after which a tensor-parallel rank ends the engine")
-        ->check(NumberWithin(kLeastPositive, kMostNumber))
+        ->check(NumberWithin(0.05, 86400))
         ->capture_default_str();
     app.add_option("--served-model-name", o.served_model_name, "Name in the log and in the ready response");
     app.add_option("--max-model-len", o.max_model_len,
@@ -265,6 +265,9 @@ int Run(Options& o) {
     }
     if (o.tensor_parallel_rank >= o.tensor_parallel_size) {
         return Refuse("--tensor-parallel-rank must be below --tensor-parallel-size");
+    }
+    if (o.tensor_parallel_rank > 0 && (o.relay_where.empty() || o.relay_epoch == 0)) {
+        return Refuse("--tensor-parallel-rank is not for users: rank 0 starts the others, with it");
     }
     if (o.tensor_parallel_size > 1 && o.runner == "script") {
         return Refuse("--tensor-parallel-size " + std::to_string(o.tensor_parallel_size) +

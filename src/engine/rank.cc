@@ -31,6 +31,10 @@ constexpr std::uint64_t kSoftQueueBytes = 4U << 20;
 /// bound.
 constexpr Duration kBehindPatience = std::chrono::seconds(2);
 constexpr Duration kBehindPoll = std::chrono::milliseconds(1);
+/// Inputs of one mirrored step, in bytes; a single larger one has a step of its own.
+constexpr std::size_t kMirroredBytes = std::size_t{64} << 20;
+/// The relay's largest frame, less what PackInput puts in front.
+constexpr std::size_t kLargestMirrored = (std::size_t{1} << 30) - 64;
 /// A scripted death comes after what was said before it, if that leaves within this time: tests want exact
 /// token counts.
 constexpr Duration kDeathDelay = std::chrono::milliseconds(500);
@@ -185,6 +189,16 @@ Status Rank::Connect(const std::atomic<int>& stop) {
     return link_->Register(ready, "", register_limit);
 }
 
+void Rank::Mirror(std::uint8_t type, std::int32_t client, std::string_view payload) {
+    if (payload.size() > kLargestMirrored) {
+        LogWarning("engine_input_ignored", {{"why", "it is larger than a step of the tensor-parallel ranks"},
+                                            {"bytes", payload.size()}});
+        return;
+    }
+    inputs_.push_back(PackInput(type, client, payload));
+    input_bytes_ += inputs_.back().size();
+}
+
 std::size_t Rank::DropClient(std::int32_t client) {
     const std::vector<std::string> ids = core_->IdsOf(client);
     if (ids.empty()) {
@@ -194,8 +208,7 @@ std::size_t Rank::DropClient(std::int32_t client) {
     const std::vector<std::string_view> views{ids.begin(), ids.end()};
     wire::vllm::EncodeAbort(views, payload);
     if (mirror_ != nullptr) {
-        inputs_.push_back(
-            PackInput(static_cast<std::uint8_t>(wire::vllm::RequestType::kAbort), client, payload));
+        Mirror(static_cast<std::uint8_t>(wire::vllm::RequestType::kAbort), client, payload);
     } else {
         core_->OnInput(static_cast<std::uint8_t>(wire::vllm::RequestType::kAbort), payload, {}, client);
     }
@@ -204,14 +217,24 @@ std::size_t Rank::DropClient(std::int32_t client) {
 
 Status Rank::Round() {
     if (mirror_ != nullptr) {
-        const std::vector<std::string_view> views{inputs_.begin(), inputs_.end()};
+        // What does not fit into this step goes into the next ones.
+        std::vector<std::string_view> views;
+        std::size_t bytes = 0;
+        for (const std::string& packed : inputs_) {
+            if (!views.empty() && bytes + packed.size() > kMirroredBytes) {
+                break;
+            }
+            views.emplace_back(packed);
+            bytes += packed.size();
+        }
         if (Status published = mirror_->Publish(views); !published.ok()) {
             return published;
         }
-        for (const std::string& packed : inputs_) {
+        for (const std::string_view packed : views) {
             ApplyPackedInput(*core_, packed);
         }
-        inputs_.clear();
+        inputs_.erase(inputs_.begin(), inputs_.begin() + static_cast<std::ptrdiff_t>(views.size()));
+        input_bytes_ -= bytes;
     }
     Result<bool> stepped = core_->Step();
     if (!stepped.ok()) {
@@ -338,7 +361,7 @@ bool Rank::ApplyFaults() {
 Status Rank::Loop(const std::atomic<int>& stop) {
     const transport::EngineLink::OnInput on_input = [&](const transport::InputFrames& in) {
         if (mirror_ != nullptr) {
-            inputs_.push_back(PackInput(in.type, in.client, in.payload));
+            Mirror(in.type, in.client, in.payload);
         } else {
             core_->OnInput(in.type, in.payload, in.aux, in.client);
         }
@@ -347,7 +370,7 @@ Status Rank::Loop(const std::atomic<int>& stop) {
     bool drained = false;
     while (stop.load(std::memory_order_relaxed) == 0) {
         Duration wait{0};
-        if (!core_->runnable()) {
+        if (!core_->runnable() && inputs_.empty()) {
             const TimePoint now = clock_.Now();
             const TimePoint due = core_->next_due();
             wait = due <= now ? Duration{0} : std::min(kIdlePoll, Duration{due - now});
@@ -358,7 +381,9 @@ Status Rank::Loop(const std::atomic<int>& stop) {
             WaitForWork(behind ? kBehindPoll : wait);
         }
         // A full helping means that more may be there, of which the descriptor need not tell again.
-        drained = link_->Poll(Duration{0}, on_input) < transport::EngineLink::kMaxInputsPerPoll;
+        // Nothing more is taken while the ranks have a whole step's worth to go through.
+        drained = input_bytes_ < kMirroredBytes &&
+                  link_->Poll(Duration{0}, on_input) < transport::EngineLink::kMaxInputsPerPoll;
         if (!behind) {  // else inputs were taken (aborts too), and tokens wait until the frontend has read
                         // some
             if (Status round = Round(); !round.ok()) {

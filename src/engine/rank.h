@@ -80,6 +80,8 @@ class Rank {
     Status Loop(const std::atomic<int>& stop);
     /// Applies the inputs of this round and runs one step; with a mirror, on all ranks.
     Status Round();
+    /// Keeps one input for the next round of all ranks.
+    void Mirror(std::uint8_t type, std::int32_t client, std::string_view payload);
     /// Drops a client's requests, as an ABORT that the followers see too.
     std::size_t DropClient(std::int32_t client);
     void SendOutbox();
@@ -95,7 +97,8 @@ class Rank {
     ModelRunner& runner_;
     const Clock& clock_;
     StepMirror* mirror_{nullptr};
-    std::vector<std::string> inputs_;  // of this round, for the followers; unused without a mirror
+    std::vector<std::string> inputs_;  // of the next rounds, for the followers; unused without a mirror
+    std::size_t input_bytes_{0};
     std::unique_ptr<transport::EngineLink> link_;
     std::unique_ptr<EngineCore> core_;
     LoadPageWriter page_;

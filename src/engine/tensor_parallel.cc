@@ -3,12 +3,10 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -37,6 +35,7 @@ relay::Config ConfigOf(const TensorParallelConfig& tensor) {
     config.where = tensor.where;
     config.epoch = tensor.epoch;
     config.join = relay::Seconds{tensor.join_s};
+    config.max_frame = relay::kMaxFrameLimit;
     config.publish_stall = relay::Seconds{tensor.stall_s};
     config.stall_after = relay::Seconds{tensor.stall_s};
     config.digest = true;
@@ -209,16 +208,11 @@ class RelayMirror final : public StepMirror {
 
 int RunLeader(const RankConfig& config, TensorParallelConfig tensor, ModelRunner& runner, const Clock& clock,
               const std::atomic<int>& stop) {
-    const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-    std::string folder =
-        std::string{runtime != nullptr && runtime[0] == '/' ? runtime : "/tmp"} + "/rankgate-tp-XXXXXX";
-    if (::mkdtemp(folder.data()) == nullptr) {
-        LogError("tensor_parallel_failed", {{"why", "cannot make " + folder + ": " + std::strerror(errno)}});
-        return kExitFailure;
-    }
     std::random_device random;
-    tensor.where = folder + "/relay";
-    tensor.epoch = (std::uint64_t{random()} << 32) | random() | 1;
+    const auto word = [&random] { return (std::uint64_t{random()} << 32) | random(); };
+    // No file: whoever is killed when, nothing stays behind.
+    tensor.where = "@rankgate-tp-" + std::to_string(word()) + "-" + std::to_string(word());
+    tensor.epoch = word() | 1;
     int code = kExitFailure;
     {
         Followers followers;
@@ -234,16 +228,16 @@ int RunLeader(const RankConfig& config, TensorParallelConfig tensor, ModelRunner
             if (!joined.ok()) {
                 LogError("tensor_parallel_failed", {{"why", joined.failure().Describe()}});
             } else if (!joined->has_value()) {
-                if (ended >= 0) {
+                // A Ctrl-C ends ranks that still load, too: that is its doing, not theirs.
+                if (stop.load() != 0) {
+                    code = stop.load() == SIGINT ? kExitInterrupted : kExitOk;
+                } else {
                     LogError("tensor_parallel_failed",
                              {{"why", "a rank ended before it joined"}, {"rank", ended}});
-                } else {
-                    code = stop.load() == SIGINT ? kExitInterrupted : kExitOk;
                 }
             } else {
                 LogInfo("tensor_parallel_joined",
                         {{"ranks", tensor.size}, {"seconds", (*joined)->elapsed_s}});
-                ::rmdir(folder.c_str());  // empty since all have joined; a SIGKILL leaves nothing behind
                 RelayMirror mirror{leader, stop};
                 Rank rank{config, runner, clock};
                 code = rank.Run(stop, &mirror);
@@ -255,8 +249,6 @@ int RunLeader(const RankConfig& config, TensorParallelConfig tensor, ModelRunner
         leader.Close();
         followers.Reap(kReapFor);
     }
-    ::unlink(tensor.where.c_str());
-    ::rmdir(folder.c_str());
     return code;
 }
 

@@ -2,10 +2,11 @@
 import os
 import pathlib
 import signal
+import subprocess
 import time
 
 import pytest
-from frontend import ABORT, pack
+from frontend import ABORT, pack, program
 
 TP = ("--tensor-parallel-size", "3")
 
@@ -29,8 +30,23 @@ def gone(pids: list[int], seconds: float = 5) -> bool:
 
 
 def leftovers() -> set[str]:
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
-    return {n for n in os.listdir(base) if n.startswith("rankgate-tp-")}
+    """Names of tensor-parallel groups: files and sockets without one."""
+    names = set(os.listdir(os.environ.get("XDG_RUNTIME_DIR") or "/tmp"))
+    names |= {line.split()[-1] for line in pathlib.Path("/proc/net/unix").read_text().splitlines()}
+    return {n for n in names if "rankgate-tp-" in n}
+
+
+def held_in_the_start(vllm, *args):
+    """Rank 0 waits in the join: a follower was stopped as soon as there was one."""
+    process = vllm.start(0, *TP, *args, wait=False)
+    deadline = time.monotonic() + 20
+    while len(children(process.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    followers = children(process.pid)
+    while b"--relay-where" not in pathlib.Path(f"/proc/{followers[1]}/cmdline").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.0002)  # the fork of rank 0 is none of it yet
+    os.kill(followers[1], signal.SIGSTOP)
+    return process, followers
 
 
 def test_serves_the_same_tokens_and_ends_in_order(vllm, make_vllm):
@@ -87,3 +103,53 @@ def test_a_follower_that_never_joins_ends_the_start(vllm, tmp_path):
     os.kill(children(process.pid)[0], signal.SIGKILL)
     code = process.wait(15)
     assert code in (1, 3), vllm.log(0)
+
+
+@pytest.mark.parametrize("wrong", [("--tensor-parallel-stall-timeout", "0.01"), ("--tensor-parallel-stall-timeout", "1e9"),
+                                   ("--tensor-parallel-join-timeout", "1e9"), ("--tensor-parallel-join-timeout", "nan"),
+                                   ("--tensor-parallel-size", "65"), ("--tensor-parallel-rank", "1"), ("--tensor-parallel-rank", "3")])
+def test_a_flag_that_cannot_be_is_named(wrong):
+    before = leftovers()
+    argv = [program(), "engine", "m", "--runner", "sim", *TP, *wrong]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and wrong[0] in done.stderr, (done.returncode, done.stderr)
+    assert leftovers() <= before
+
+
+def test_a_leader_killed_in_the_start_leaves_nothing(vllm):
+    before = leftovers()
+    process, followers = held_in_the_start(vllm)
+    process.kill()
+    process.wait()
+    assert gone(followers) and leftovers() <= before
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_an_interrupted_start_ends_in_time(vllm, number, code):
+    """A Ctrl-C reaches all of them; one cannot even hear it."""
+    before = leftovers()
+    process, followers = held_in_the_start(vllm)
+    started = time.monotonic()
+    for pid in (*followers, process.pid):
+        os.kill(pid, number)
+    assert process.wait(20) == code, vllm.log(0)
+    assert time.monotonic() - started < 10
+    assert gone(followers) and leftovers() <= before
+
+
+def test_a_follower_stopped_in_the_start_is_named(vllm):
+    process, followers = held_in_the_start(vllm, "--tensor-parallel-join-timeout", "1.5")
+    assert process.wait(20) == 1, vllm.log(0)
+    assert "join_timeout" in vllm.log(0) and "rank 2" in vllm.log(0), vllm.log(0)
+    assert gone(followers)
+
+
+def test_a_request_larger_than_a_step_ends_alone(vllm):
+    """What a rank by itself refuses ends no tensor-parallel engine, either."""
+    vllm.start(0, *TP)
+    vllm.add("large", prompt=[3] * (80 << 20))
+    for n in range(40):
+        vllm.add(f"wide{n}", prompt=[3] * (4 << 20))
+    vllm.add("small", max_tokens=6)
+    assert vllm.pump(100, lambda: all(vllm.finish(r) is not None for r in ("large", "wide0", "wide39", "small"))), vllm.log(0)
+    assert vllm.finish("large") == vllm.finish("wide0") == 3 and len(vllm.tokens("small")) == 6 and vllm.dead == 0
