@@ -337,6 +337,28 @@ TEST_P(RelayTest, OneCauseForAllAndItIsReadableBeforeItIsRaised) {
         });
 }
 
+TEST_P(RelayTest, WhoeverHasRaisedTheFailureFindsTheDescriptorReadable) {
+    for (int i = 0; i < 1000; ++i) {
+        Leader leader{Make(0, 1)};
+        std::latch ready{4};
+        std::vector<std::thread> threads;
+        for (int t = 0; t < 3; ++t) {
+            threads.emplace_back([&] {
+                ready.arrive_and_wait();
+                while (!leader.failure()) {
+                }
+                EXPECT_TRUE(Readable(leader.failure_fd()));
+            });
+        }
+        ready.arrive_and_wait();
+        leader.Fail(Code::kRemoteFailure, "out of memory");
+        EXPECT_TRUE(Readable(leader.failure_fd()));
+        for (std::thread& thread : threads) {
+            thread.join();
+        }
+    }
+}
+
 TEST_P(RelayTest, DivergenceNamesRankAndStepEverywhere) {
     std::atomic<int> done{0};
     const auto check = [](const Failure& failure) {

@@ -106,8 +106,10 @@ void Session::Latch() noexcept {
     if (latched_.load(std::memory_order_acquire) || closed_clean_.load() || !board().failed()) {
         return;
     }
+    // First: whoever finds it latched by another thread may raise at once, and the descriptor must say so
+    // then.
+    SignalEventFd(failure_fd_.get());
     if (!latched_.exchange(true)) {
-        SignalEventFd(failure_fd_.get());
         if (bell_.valid()) {
             SignalEventFd(bell_.get());
         }
