@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The logging library stays inside this file: its header costs seconds in every translation unit that sees
-// it.
 #include "base/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
-#include <memory>
+#include <climits>
+#include <mutex>
 
 #include "base/utf8.h"
 
@@ -15,17 +16,10 @@ namespace rankgate {
 namespace {
 
 struct Sink {
-    std::shared_ptr<spdlog::logger> logger;
     std::atomic<LogLevel> level{LogLevel::kInfo};
     std::atomic<LogFormat> format{LogFormat::kText};
-
-    Sink()
-        : logger{std::make_shared<spdlog::logger>("rankgate",
-                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>())} {
-        logger->set_pattern("%v");
-        logger->set_level(spdlog::level::trace);
-        logger->flush_on(spdlog::level::trace);
-    }
+    std::mutex writing;        // one line at a time; held for no wait
+    std::uint64_t dropped{0};  // since the last line that got through; under `writing`
 };
 
 Sink& TheSink() {
@@ -60,25 +54,34 @@ std::string Timestamp() {
     return text;
 }
 
+/// Room for a line without waiting? A pipe that is writable takes PIPE_BUF bytes at once.
+bool StderrHasRoom() noexcept {
+    pollfd out{STDERR_FILENO, POLLOUT, 0};
+    return ::poll(&out, 1, 0) == 1 && (out.revents & POLLOUT) != 0;
+}
+
+/// False if nothing of it was written. A long line whose reader stops in the middle stays cut.
+bool WriteAll(std::string_view text) noexcept {
+    bool begun = false;
+    while (!text.empty() && StderrHasRoom()) {
+        const ssize_t n = ::write(STDERR_FILENO, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;  // a full disk, a closed pipe: nobody to tell
+        }
+        begun = true;
+        text.remove_prefix(static_cast<std::size_t>(n));
+    }
+    return begun;
+}
+
 bool NeedsQuotes(std::string_view value) {
     return value.empty() || value.find_first_of(" =\"\n\r\t\\") != std::string_view::npos;
 }
 
-}  // namespace
-
-void InitLog(LogLevel level, LogFormat format) {
-    TheSink().level = level;
-    TheSink().format = format;
-}
-
-bool LogEnabled(LogLevel level) noexcept {
-    return level >= TheSink().level.load(std::memory_order_relaxed);
-}
-
-void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) noexcept {
-    if (!LogEnabled(level)) {
-        return;
-    }
+std::string Render(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
     std::string line;
     if (TheSink().format.load(std::memory_order_relaxed) == LogFormat::kJson) {
         line = "{\"time\":\"" + Timestamp() + "\",\"level\":\"" + LevelName(level) + "\",\"event\":";
@@ -107,7 +110,41 @@ void Log(LogLevel level, std::string_view event, std::initializer_list<LogField>
             }
         }
     }
-    TheSink().logger->log(spdlog::level::info, spdlog::string_view_t(line.data(), line.size()));
+    return line;
+}
+
+}  // namespace
+
+void InitLog(LogLevel level, LogFormat format) {
+    TheSink().level = level;
+    TheSink().format = format;
+}
+
+bool LogEnabled(LogLevel level) noexcept {
+    return level >= TheSink().level.load(std::memory_order_relaxed);
+}
+
+void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) noexcept {
+    if (LogEnabled(level)) {
+        WriteLogLine(Render(level, event, fields));
+    }
+}
+
+bool WriteLogLine(std::string_view line) noexcept {
+    Sink& sink = TheSink();
+    const std::string whole = std::string(line) + '\n';
+    const std::lock_guard lock{sink.writing};
+    if (sink.dropped > 0 && StderrHasRoom()) {
+        const auto dropped = static_cast<std::int64_t>(sink.dropped);
+        if (WriteAll(Render(LogLevel::kWarning, "log_lines_dropped", {{"lines", dropped}}) + '\n')) {
+            sink.dropped = 0;
+        }
+    }
+    if (!WriteAll(whole)) {
+        ++sink.dropped;
+        return false;
+    }
+    return true;
 }
 
 bool LogLimiter::Allow(std::uint64_t& suppressed) noexcept {

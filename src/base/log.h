@@ -3,7 +3,8 @@
 // a line on stderr.
 //   LogInfo("rank_live", {{"group", 0}, {"rank", 1}, {"engine", "vllm 0.32.0"}});
 // Thread-safe; never called per token. Values are sanitised to valid UTF-8. A site that input can drive is
-// wrapped in a LogLimiter.
+// wrapped in a LogLimiter. A reader of stderr that stands still costs lines, which are counted, and never
+// time.
 #pragma once
 
 #include <atomic>
@@ -49,6 +50,10 @@ inline void LogWarning(std::string_view event, std::initializer_list<LogField> f
 inline void LogError(std::string_view event, std::initializer_list<LogField> fields = {}) noexcept {
     Log(LogLevel::kError, event, fields);
 }
+
+/// Writes `line` and a newline to stderr in one piece, or drops it: true if it was written. Never blocks, and
+/// says how many lines were dropped as soon as there is room again.
+bool WriteLogLine(std::string_view line) noexcept;
 
 /// Lets `per_second` events a second through and counts the rest. Synchronised.
 class LogLimiter {

@@ -31,6 +31,8 @@ using std::chrono::milliseconds;
 
 /// A line longer than this is forwarded in pieces.
 constexpr std::size_t kMaxLine = 8192;
+/// How long a burst of an engine's lines waits for the reader of our stderr.
+constexpr milliseconds kLogPatience{500};
 /// Bytes read from one child between two looks at the others.
 constexpr std::size_t kReadChunk = 16'384;
 
@@ -144,7 +146,7 @@ Status Spawn(Child& child) {
     if (got == sizeof report) {
         int status = 0;
         ::waitpid(pid, &status, 0);
-        return Error{ErrorCode::kInternal,
+        return Error{SettingError(report.error),
                      "cannot start " + child.spec.name + ": " + child.spec.argv[0] + ": " +
                          std::strerror(report.error),
                      "", false};
@@ -161,10 +163,14 @@ Status Spawn(Child& child) {
 void EmitLine(const Child& child, std::string_view text) {
     std::string line = "[" + child.spec.name + "] ";
     AppendLossyUtf8(line, text);
-    line += '\n';
-    // One write a line keeps the lines of several ranks whole.
-    const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-    (void)written;
+    // A burst waits for a reader that is merely slow. One that stands still must stop neither the engines,
+    // whose pipes fill up when nobody empties them, nor the end of this program: its lines are dropped.
+    static std::atomic<bool> reader_stands{false};
+    if (!reader_stands) {
+        pollfd room{STDERR_FILENO, POLLOUT, 0};
+        ::poll(&room, 1, static_cast<int>(kLogPatience.count()));
+    }
+    reader_stands = !WriteLogLine(line);
 }
 
 // Forwards what the child has written; false at end of file.
