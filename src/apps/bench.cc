@@ -188,6 +188,11 @@ int BenchMain(int argc, char** argv) {
         std::cerr << "rankgate bench: " << url.error().message << '\n';
         return 2;
     }
+    // Known before an hour of load, not after it. Appending keeps what is there.
+    if (!options.output.empty() && !std::ofstream(options.output, std::ios::app)) {
+        std::cerr << "rankgate bench: --output " << options.output << " cannot be written\n";
+        return 2;
+    }
     const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
     if (options.model.empty()) {
         HttpClient client(*url, options.api_key, timeout);
@@ -246,7 +251,7 @@ int BenchMain(int argc, char** argv) {
         {"e2e_ms", Spread(all.total_ms)}};
     const std::string json = boost::json::serialize(result);
     if (!options.output.empty() && !(std::ofstream(options.output) << json << '\n')) {
-        std::cerr << "rankgate bench: cannot write " << options.output << '\n';
+        std::cerr << "rankgate bench: --output " << options.output << ": cannot be written\n";
         return 1;
     }
     if (options.json) {

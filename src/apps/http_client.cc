@@ -23,11 +23,16 @@ Error Failed(const std::string& what, const beast::error_code& error) {
 }  // namespace
 
 Result<Url> ParseUrl(std::string_view text) {
+    const std::string given(text);
     if (text.substr(0, 8) == "https://") {
-        return Error::Invalid("--url", "https is not spoken by this tool; give the plain address");
+        return Error::Invalid(
+            "--url", "--url '" + given + "': https is not spoken by this tool; give the plain address");
     }
     if (text.substr(0, 7) == "http://") {
         text.remove_prefix(7);
+    }
+    if (text.find("://") != std::string_view::npos) {
+        return Error::Invalid("--url", "--url '" + given + "': only http:// is spoken by this tool");
     }
     text = text.substr(0, text.find('/'));
     const std::size_t colon = text.rfind(':');
@@ -44,7 +49,7 @@ Result<Url> ParseUrl(std::string_view text) {
         url.host = url.host.substr(1, url.host.size() - 2);
     }
     if (url.host.empty() || url.port.empty()) {
-        return Error::Invalid("--url", "'" + std::string(text) + "' is not host:port");
+        return Error::Invalid("--url", "--url '" + given + "' is not host:port");
     }
     return url;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/result.h"
 
+#include <cerrno>
+
 namespace rankgate {
 namespace {
 
@@ -25,6 +27,27 @@ const Row& RowOf(ErrorCode code) noexcept {
 int HttpStatus(ErrorCode code) noexcept {
     return RowOf(code).status;
 }
+
+ErrorCode SettingError(int error) noexcept {
+    switch (error) {
+        case EACCES:
+        case EADDRNOTAVAIL:
+        case EAFNOSUPPORT:
+        case EINVAL:
+        case EISDIR:
+        case ELOOP:
+        case ENAMETOOLONG:
+        case ENODEV:  // libzmq: the name of an interface or host that does not exist
+        case ENOENT:
+        case ENOTDIR:
+        case EPERM:
+        case EROFS:
+            return ErrorCode::kInvalidArgument;
+        default:
+            return ErrorCode::kUnavailable;
+    }
+}
+
 std::string_view OpenAiType(ErrorCode code) noexcept {
     return RowOf(code).type;
 }

@@ -22,6 +22,10 @@ enum class ErrorCode : std::uint8_t {
 
 /// HTTP status of a code.
 int HttpStatus(ErrorCode code) noexcept;
+/// Whose fault it is that a setting (an address, a path) cannot be used, by the errno of the call that tried:
+/// kInvalidArgument if every later start with it would fail as well (the program then ends with 2),
+/// kUnavailable if it is the state of the machine, such as a port that somebody else holds (ends with 1).
+ErrorCode SettingError(int error) noexcept;
 /// OpenAI `error.type` of a code.
 std::string_view OpenAiType(ErrorCode code) noexcept;
 /// OpenAI `error.code` of a code; empty means null.

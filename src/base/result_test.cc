@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
 namespace rankgate {
 namespace {
 
@@ -22,6 +24,15 @@ TEST(ResultTest, ClientMistakesAreNeverRetriedBySdks) {
     EXPECT_EQ(HttpStatus(ErrorCode::kContextLength), 400);
     EXPECT_EQ(OpenAiCode(ErrorCode::kContextLength), "context_length_exceeded");
     EXPECT_EQ(OpenAiCode(ErrorCode::kModelNotFound), "model_not_found");
+}
+
+TEST(ResultTest, ASettingIsTheCallersMistakeOnlyIfNoLaterStartCouldUseIt) {
+    for (const int error : {ENOENT, EACCES, ENOTDIR, EROFS, EADDRNOTAVAIL, ENODEV}) {
+        EXPECT_EQ(SettingError(error), ErrorCode::kInvalidArgument) << error;
+    }
+    for (const int error : {EADDRINUSE, EMFILE, ENOSPC, ENOMEM}) {
+        EXPECT_EQ(SettingError(error), ErrorCode::kUnavailable) << error;
+    }
 }
 
 TEST(ResultDeathTest, ReadingTheValueOfAnErrorAborts) {

@@ -270,6 +270,9 @@ class GatewayImpl final : public Gateway, public State {
         }
         const auto begin = std::chrono::steady_clock::now();
         auto loaded = text::LoadModelAssets(where, asset_options);
+        if (!loaded && loaded.error().param == "chat_template") {
+            return loaded.error();  // names its flag or file itself
+        }
         if (!loaded) {
             return Error::Invalid("MODEL", "MODEL '" + path + "': " + loaded.error().message);
         }
@@ -450,6 +453,18 @@ Result<std::unique_ptr<Gateway>> Gateway::Create(GatewayOptions options, GroupFa
     return Result<std::unique_ptr<Gateway>>{std::move(gateway)};
 }
 
+sigset_t StopSignals() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    struct sigaction hangup {};
+    if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
+        sigaddset(&set, SIGHUP);
+    }
+    return set;
+}
+
 int Main(int argc, char** argv) {
     int exit_code = -1;
     auto options = ParseGatewayArgs(argc, argv, exit_code);
@@ -461,21 +476,18 @@ int Main(int argc, char** argv) {
         return kExitUsage;
     }
     InitLog(options->log_level, options->log_format);
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
+    const sigset_t signals = StopSignals();
     ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
     auto created = Gateway::Create(*options);
     if (!created) {
         std::cerr << "rankgate gateway: " << created.error().message << "\n";
-        return created.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitFailure;
+        return ExitOf(created.error());
     }
     const std::unique_ptr<Gateway> gateway = std::move(*created);
     if (const Status started = gateway->Start(); !started) {
         std::cerr << "rankgate gateway: " << started.error().message << "\n";
-        return kExitFailure;
+        return ExitOf(started.error());
     }
     std::cout << "listening on " << gateway->url() << "\n";
     for (const std::string& address : gateway->handshake_addresses()) {

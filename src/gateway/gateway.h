@@ -5,6 +5,7 @@
 // method says otherwise.
 #pragma once
 
+#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -47,6 +48,15 @@ inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitEngineDied = 3;
 inline constexpr int kExitInterrupted = 130;
+
+/// How a start that failed ends: a setting that no start could use is the caller's mistake.
+inline int ExitOf(const Error& error) {
+    return error.code == ErrorCode::kInvalidArgument ? kExitUsage : kExitFailure;
+}
+
+/// The signals that end `gateway` and `serve`. A hangup that was ignored from the start (nohup) stays
+/// ignored: blocked, it would be delivered to sigwait all the same.
+sigset_t StopSignals();
 
 class Gateway {
   public:

@@ -26,8 +26,14 @@ std::string ErrnoText(int error) {
     return std::strerror(error);
 }
 
-Error StartError(std::string message) {
-    return Error{ErrorCode::kUnavailable, std::move(message), "", false};
+/// A flag whose value no start could use.
+Error BadSetting(std::string message) {
+    return Error::Invalid("", std::move(message));
+}
+
+/// A system call failed with `error`, and that may or may not be the value's fault.
+Error SystemError(const std::string& what, int error) {
+    return Error{SettingError(error), what + ": " + ErrnoText(error) + ".", "", false};
 }
 
 struct AddressListDeleter {
@@ -124,8 +130,11 @@ Result<BoundTcp> BindTcp(const std::string& host, std::uint16_t port, int shards
     hints.ai_flags = AI_PASSIVE;
     addrinfo* raw = nullptr;
     if (const int failure = ::getaddrinfo(bare.c_str(), "0", &hints, &raw); failure != 0) {
-        return StartError("--host " + host + ": the name does not resolve (" + ::gai_strerror(failure) +
-                          ").");
+        const std::string message =
+            "--host " + host + ": the name does not resolve (" + ::gai_strerror(failure) + ").";
+        return failure == EAI_AGAIN || failure == EAI_MEMORY || failure == EAI_SYSTEM
+                   ? Error{ErrorCode::kUnavailable, message, "", false}
+                   : BadSetting(message);
     }
     const AddressList list{raw};
     int addresses = 0;
@@ -152,8 +161,8 @@ Result<BoundTcp> BindTcp(const std::string& host, std::uint16_t port, int shards
                 continue;
             }
             if (failure != 0) {
-                return StartError("Cannot listen on " + HostPort(host, bound.port) +
-                                  " (--host, --port): " + ErrnoText(failure) + ".");
+                return SystemError("Cannot listen on " + HostPort(host, bound.port) + " (--host, --port)",
+                                   failure);
             }
             if (bound.port == 0) {
                 bound.port = LocalPort(fd.get());
@@ -161,7 +170,7 @@ Result<BoundTcp> BindTcp(const std::string& host, std::uint16_t port, int shards
             own.push_back(std::move(fd));
         }
         if (own.empty()) {
-            return StartError("Cannot listen on " + HostPort(host, port) +
+            return BadSetting("Cannot listen on " + HostPort(host, port) +
                               " (--host): no address of it is available here.");
         }
     }
@@ -172,29 +181,30 @@ Result<UniqueFd> BindUnix(const std::string& path) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (path.size() >= sizeof address.sun_path) {
-        return StartError("--uds " + path + ": the path is longer than the " +
+        return BadSetting("--uds " + path + ": the path is longer than the " +
                           std::to_string(sizeof address.sun_path - 1) + " bytes a Unix socket allows.");
     }
     std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
     struct stat info {};
     if (::lstat(path.c_str(), &info) == 0) {
         if (!S_ISSOCK(info.st_mode)) {
-            return StartError("--uds " + path + ": a file that is not a socket stands there.");
+            return BadSetting("--uds " + path + ": a file that is not a socket stands there.");
         }
         const UniqueFd probe{::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
         const int connected = ::connect(probe.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
         if (connected == 0 || errno == EAGAIN || errno == EINPROGRESS) {
-            return StartError("--uds " + path + ": another process listens there.");
+            return Error{ErrorCode::kUnavailable, "--uds " + path + ": another process listens there.", "",
+                         false};
         }
         if (errno != ECONNREFUSED) {
-            return StartError("--uds " + path + ": " + ErrnoText(errno) + ".");
+            return SystemError("--uds " + path, errno);
         }
         ::unlink(path.c_str());
     }
     UniqueFd fd{::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
     if (!fd.valid() || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
         ::chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0 || ::listen(fd.get(), kBacklog) != 0) {
-        return StartError("--uds " + path + ": " + ErrnoText(errno) + ".");
+        return SystemError("--uds " + path, errno);
     }
     return fd;
 }
@@ -204,7 +214,7 @@ Result<std::unique_ptr<TlsContext>> TlsContext::Load(const std::string& certfile
     ERR_clear_error();
     SSL_CTX* context = SSL_CTX_new(TLS_server_method());
     if (context == nullptr) {
-        return StartError("TLS: " + OpenSslError());
+        return Error{ErrorCode::kInternal, "TLS: " + OpenSslError(), "", false};
     }
     std::unique_ptr<TlsContext> owner{new TlsContext{context}};
     SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
@@ -214,14 +224,16 @@ Result<std::unique_ptr<TlsContext>> TlsContext::Load(const std::string& certfile
     SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_set_alpn_select_cb(context, PreferHttp11, nullptr);
     if (SSL_CTX_use_certificate_chain_file(context, certfile.c_str()) != 1) {
-        return StartError("--ssl-certfile " + certfile + ": " + OpenSslError());
+        return BadSetting("--ssl-certfile " + certfile + ": " + OpenSslError() +
+                          "; a readable PEM file with the certificate chain is wanted.");
     }
     const std::string& key = keyfile.empty() ? certfile : keyfile;
     if (SSL_CTX_use_PrivateKey_file(context, key.c_str(), SSL_FILETYPE_PEM) != 1) {
-        return StartError("--ssl-keyfile " + key + ": " + OpenSslError());
+        return BadSetting("--ssl-keyfile " + key + ": " + OpenSslError() +
+                          "; a readable PEM file with the certificate's private key is wanted.");
     }
     if (SSL_CTX_check_private_key(context) != 1) {
-        return StartError("--ssl-keyfile " + key + ": the key does not belong to the certificate.");
+        return BadSetting("--ssl-keyfile " + key + ": the key does not belong to the certificate.");
     }
     return owner;
 }

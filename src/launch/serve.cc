@@ -293,12 +293,12 @@ class Server {
         auto created = gateway::Gateway::Create(options_.gateway);
         if (!created.ok()) {
             std::cerr << "rankgate serve: " << created.error().message << '\n';
-            return created.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitFailure;
+            return gateway::ExitOf(created.error());
         }
         gateway_ = std::move(*created);
         if (const Status started = gateway_->Start(); !started.ok()) {
             std::cerr << "rankgate serve: " << started.error().message << '\n';
-            return kExitFailure;
+            return gateway::ExitOf(started.error());
         }
         auto specs = MakeProcesses(options_, plan_, gateway_->handshake_addresses());
         if (!specs.ok()) {
@@ -313,7 +313,11 @@ class Server {
         Supervisor supervisor(std::move(*specs), {}, [this](const Supervisor::Exit& exit) { OnExit(exit); });
         if (const Status started = supervisor.Start(); !started.ok()) {
             std::cerr << "rankgate serve: " << started.error().message << '\n';
-            if (options_.engine_command.empty() && plan_.request.kind != EngineKind::kLlama) {
+            if (!options_.engine_command.empty()) {
+                std::cerr << "  --engine-command '" << options_.engine_command << "' is to name a program\n";
+                return gateway::ExitOf(started.error());
+            }
+            if (plan_.request.kind != EngineKind::kLlama) {
                 std::cerr << "  put '" << plan_.request.program.front()
                           << "' on the PATH, or name it with --engine-command\n";
             }
@@ -340,21 +344,12 @@ class Server {
 
     /// Blocks the signals that Loop waits for; call before any thread is started.
     static void BlockSignals() {
-        const sigset_t set = Signals();
+        const sigset_t set = gateway::StopSignals();
         ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
         ::signal(SIGPIPE, SIG_IGN);
     }
 
   private:
-    static sigset_t Signals() {
-        sigset_t set;
-        sigemptyset(&set);
-        for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-            sigaddset(&set, signal);
-        }
-        return set;
-    }
-
     void OnExit(const Supervisor::Exit& exit) {
         if (!exit.restarting) {
             LogError("engine_given_up",
@@ -367,7 +362,7 @@ class Server {
     }
 
     Outcome Loop(Supervisor& supervisor) {
-        const sigset_t set = Signals();
+        const sigset_t set = gateway::StopSignals();
         std::string said;
         auto said_at = std::chrono::steady_clock::now();
         for (;;) {
@@ -408,7 +403,7 @@ class Server {
     /// what comes within kSameSignal of the first is that one again.
     static void WatchForSecondSignal() {
         std::thread([begun = std::chrono::steady_clock::now()] {
-            const sigset_t set = Signals();
+            const sigset_t set = gateway::StopSignals();
             int signal = 0;
             while (::sigwait(&set, &signal) == 0 && !finished_) {
                 if (std::chrono::steady_clock::now() - begun < kSameSignal) {
@@ -452,14 +447,14 @@ int ServeMain(int argc, char** argv) {
                    "Program and leading arguments of the engine, e.g. '/opt/venv/bin/vllm serve'");
     app.add_option("--data-parallel-size", options.data_parallel_size, "Ranks in ONE group")
         ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
+        ->default_str("1");
     app.add_option("--replicas", options.replicas, "Groups to start")
         ->check(CLI::Range(1, kMaxReplicas))
         ->capture_default_str();
     app.add_option("--tensor-parallel-size", options.tensor_parallel_size,
                    "Tensor-parallel ranks of each engine rank")
         ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
+        ->default_str("1");
     app.add_option("--max-num-seqs", options.max_num_seqs,
                    "Sequences a rank runs at once (passed to the engine)")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));

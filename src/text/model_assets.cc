@@ -212,10 +212,10 @@ Status CompileTemplates(ModelAssets& assets, Sources sources, const TemplateToke
             sources.where = "--chat-template";
             sources.chat = options.chat_template;
         } else {
-            sources.where = options.chat_template;
+            sources.where = "--chat-template " + options.chat_template;
             Result<std::string> read = ReadFile(options.chat_template);
             if (!read.ok()) {
-                return read.error();
+                return Error::Invalid("chat_template", "--chat-template " + read.error().message);
             }
             sources.chat = std::move(read).value();
         }

@@ -440,7 +440,7 @@ class ZmqFrontendLink final : public FrontendLink {
         monitors_[plane] = ZmqMonitor(*context_, socket, name, kMonitored);
         if (const int error = socket.Bind(address); error != 0) {
             monitors_[plane].Close(socket);
-            return Error{ErrorCode::kUnavailable,
+            return Error{SettingError(error),
                          "cannot bind the " + std::string(kPlaneNames[plane]) + " socket to " + address +
                              ": " + ZmqErrorText(error) + " (set by " + std::string(setting) + ")",
                          std::string(setting), false};
@@ -530,7 +530,7 @@ class ZmqFrontendLink final : public FrontendLink {
         options.tag = static_cast<std::uint32_t>(plane + 1);
         auto bound = ZmtpListener::Bind(address.substr(kIpc.size()), options);
         if (!bound.ok()) {
-            return Error{ErrorCode::kUnavailable,
+            return Error{bound.error().code,
                          "cannot bind the " + std::string(kPlaneNames[plane]) + " socket to " + address +
                              ": " + bound.error().message + " (set by " + std::string(setting) + ")",
                          std::string(setting), false};

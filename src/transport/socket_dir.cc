@@ -22,11 +22,16 @@ namespace {
 constexpr std::string_view kMagic = "rankgate-facts 2";
 constexpr std::int32_t kMaxRanks = 65536;
 
+/// No gateway could use this directory.
 Error Refuse(std::string text) {
+    return Error::Invalid("--socket-dir", std::move(text));
+}
+/// Another gateway uses it now.
+Error Taken(std::string text) {
     return Error{ErrorCode::kUnavailable, std::move(text), "--socket-dir", false};
 }
-std::string Errno(int error) {
-    return std::strerror(error);
+Error SystemError(const std::string& what, int error) {
+    return Error{SettingError(error), what + ": " + std::strerror(error), "--socket-dir", false};
 }
 
 /// Makes `path` and missing parents, all 0700.
@@ -37,7 +42,7 @@ Status MakeDirectory(const std::string& path) {
         }
         const std::string part = path.substr(0, at);
         if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
-            return Refuse("cannot create " + part + ": " + Errno(errno));
+            return SystemError("--socket-dir " + path + ": cannot create " + part, errno);
         }
     }
     return {};
@@ -46,17 +51,17 @@ Status MakeDirectory(const std::string& path) {
 Status CheckDirectory(const std::string& path) {
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0) {
-        return Refuse("cannot look at socket directory " + path + ": " + Errno(errno));
+        return SystemError("--socket-dir " + path, errno);
     }
     if (!S_ISDIR(info.st_mode)) {
-        return Refuse("socket directory " + path + " is not a directory");
+        return Refuse("--socket-dir " + path + " is not a directory");
     }
     if (info.st_uid != ::geteuid()) {
-        return Refuse("socket directory " + path + " belongs to uid " + std::to_string(info.st_uid) +
+        return Refuse("--socket-dir " + path + " belongs to uid " + std::to_string(info.st_uid) +
                       ", not to us: whoever owns it could replace the sockets");
     }
     if ((info.st_mode & 077) != 0) {
-        return Refuse("socket directory " + path + " is open to others; run: chmod 700 " + path);
+        return Refuse("--socket-dir " + path + " is open to others; run: chmod 700 " + path);
     }
     return {};
 }
@@ -226,7 +231,9 @@ Result<SocketDir> SocketDir::Open(const std::string& path, std::int32_t group) {
         std::string pattern =
             std::string(base != nullptr && base[0] == '/' ? base : "/tmp") + "/rankgate-XXXXXX";
         if (::mkdtemp(pattern.data()) == nullptr) {
-            return Refuse("cannot create " + pattern + ": " + Errno(errno));
+            // Nobody named this directory: a file system that is read-only or full is the machine's state.
+            return Taken("cannot create " + pattern + ": " + std::strerror(errno) +
+                         "; name another folder with --socket-dir");
         }
         dir.path_ = pattern;
         dir.temporary_ = true;
@@ -239,7 +246,7 @@ Result<SocketDir> SocketDir::Open(const std::string& path, std::int32_t group) {
     if (dir.path_[0] != '/') {
         char* cwd = ::getcwd(nullptr, 0);
         if (cwd == nullptr) {
-            return Refuse("cannot resolve " + path + ": " + Errno(errno));
+            return SystemError("cannot resolve " + path, errno);
         }
         dir.path_ = std::string(cwd) + "/" + dir.path_;
         std::free(cwd);
@@ -253,11 +260,10 @@ Result<SocketDir> SocketDir::Open(const std::string& path, std::int32_t group) {
     const std::string lock = dir.path_ + "/g" + std::to_string(group) + ".lock";
     dir.lock_ = UniqueFd{::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)};
     if (!dir.lock_.valid()) {
-        return Refuse("cannot open " + lock + ": " + Errno(errno));
+        return SystemError("cannot open " + lock, errno);
     }
     if (::flock(dir.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-        return Refuse("another gateway uses group " + std::to_string(group) + " of socket directory " +
-                      dir.path_);
+        return Taken("another gateway uses group " + std::to_string(group) + " of --socket-dir " + dir.path_);
     }
     return dir;
 }
@@ -303,13 +309,13 @@ Result<std::string> SocketDir::Claim(std::string_view name) {
     const std::string path = path_ + "/" + std::string(name);
     constexpr std::size_t kMax = sizeof(sockaddr_un{}.sun_path) - 1;
     if (path.size() > kMax) {
-        return Refuse("socket path " + path + " has " + std::to_string(path.size()) +
+        return Refuse("--socket-dir: the socket path " + path + " has " + std::to_string(path.size()) +
                       " bytes, the system allows " + std::to_string(kMax) + ": choose a shorter directory");
     }
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0) {
         if (errno != ENOENT) {
-            return Refuse("cannot look at " + path + ": " + Errno(errno));
+            return SystemError("cannot look at " + path, errno);
         }
         claimed_.push_back(path);
         return "ipc://" + path;
@@ -318,10 +324,10 @@ Result<std::string> SocketDir::Claim(std::string_view name) {
         return Refuse(path + " exists and is not a socket: not touching it");
     }
     if (SomebodyListens(path)) {
-        return Refuse("somebody is listening on " + path + ": another gateway uses this socket directory");
+        return Taken("somebody is listening on " + path + ": another gateway uses this --socket-dir");
     }
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-        return Refuse("cannot remove stale socket " + path + ": " + Errno(errno));
+        return SystemError("cannot remove stale socket " + path, errno);
     }
     claimed_.push_back(path);
     LogInfo("stale_socket_removed", {{"path", path}});
@@ -340,7 +346,7 @@ Status SocketDir::Save(const LinkFacts& facts) const {
         const UniqueFd fd{
             ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)};
         if (!fd.valid()) {
-            return Refuse("cannot write " + temporary + ": " + Errno(errno));
+            return SystemError("cannot write " + temporary, errno);
         }
         const std::string text = SerialiseFacts(facts);
         std::size_t done = 0;
@@ -350,13 +356,13 @@ Status SocketDir::Save(const LinkFacts& facts) const {
                 continue;
             }
             if (n <= 0) {
-                return Refuse("cannot write " + temporary + ": " + Errno(errno));
+                return SystemError("cannot write " + temporary, errno);
             }
             done += static_cast<std::size_t>(n);
         }
     }
     if (::rename(temporary.c_str(), path.c_str()) != 0) {
-        return Refuse("cannot replace " + path + ": " + Errno(errno));
+        return SystemError("cannot replace " + path, errno);
     }
     return {};
 }
@@ -368,7 +374,7 @@ Result<std::optional<LinkFacts>> SocketDir::Load(std::optional<Dialect> dialect)
         if (errno == ENOENT) {
             return std::optional<LinkFacts>{};
         }
-        return Refuse("cannot read " + path + ": " + Errno(errno));
+        return SystemError("cannot read " + path, errno);
     }
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid() ||

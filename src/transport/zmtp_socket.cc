@@ -28,7 +28,7 @@ Result<std::unique_ptr<ZmtpListener>> ZmtpListener::Bind(const std::string& path
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     const auto failed = [&](int error) {
-        return Error{ErrorCode::kUnavailable, std::strerror(error), {}, false};
+        return Error{SettingError(error), std::strerror(error), {}, false};
     };
     if (path.size() >= sizeof address.sun_path) {
         return failed(ENAMETOOLONG);

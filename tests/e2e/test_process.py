@@ -1,5 +1,7 @@
 """The program's outside: signals, exit codes, listeners."""
+import fcntl
 import json
+import os
 import signal
 import socket
 import ssl
@@ -9,7 +11,7 @@ import time
 import httpx
 
 from client import Stream, run
-from conftest import SLOWDOWN, program, wait_for
+from conftest import SLOWDOWN, free_port, program, wait_for
 
 
 def test_sigterm_lets_streams_end_and_refuses_new_work(stack):
@@ -50,6 +52,64 @@ def test_sigint_is_130(stack):
     assert server.popen.wait(10 * SLOWDOWN) == 130
 
 
+def test_a_hangup_drains_unless_it_was_ignored_from_the_start(stack):
+    server = stack.start("--shutdown-timeout", "30", rank_args=["--sim-step-us", "10000"])
+    streams = [Stream(server.port, {"prompt": "x", "max_tokens": 100, "ignore_eos": True}) for _ in range(5)]
+    run(streams, until=lambda: all(s.first_at for s in streams))
+    server.popen.send_signal(signal.SIGHUP)
+    run(streams, seconds=20)
+    assert all(s.done() and len(s.text()) == 100 for s in streams)
+    assert server.popen.wait(10 * SLOWDOWN) == 0
+    # As under nohup.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        kept = stack.gateway()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    stack.rank(0)
+    kept.wait_ready()
+    kept.popen.send_signal(signal.SIGHUP)
+    assert kept.post("/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 3, "ignore_eos": True})[0] == 200
+    assert kept.get("/readiness")[0] == 200
+    kept.popen.send_signal(signal.SIGTERM)
+    assert kept.popen.wait(10 * SLOWDOWN) == 0
+
+
+def test_a_log_that_nobody_reads_stops_nobody(stack):
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(write, False)
+    while True:
+        try:
+            os.write(write, b"x" * 4096)
+        except BlockingIOError:
+            break
+    os.set_blocking(write, True)
+    port = free_port()
+    gateway = subprocess.Popen([program(), "gateway", ":bytes:", "--served-model-name", "m", "--port", str(port), "--data-parallel-rpc-port",
+                                str(stack.rpc_port)], stdout=subprocess.DEVNULL, stderr=write)
+    try:
+        stack.rank(0)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            def ready():
+                try:
+                    return client.get("/readiness").status_code == 200
+                except httpx.HTTPError:
+                    return False
+            wait_for("ready", ready, 20)
+            assert client.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 3, "ignore_eos": True}).status_code == 200
+        os.set_blocking(read, False)
+        os.read(read, 1 << 20)
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(10 * SLOWDOWN) == 0
+        assert b"log_lines_dropped" in os.read(read, 1 << 20)
+    finally:
+        gateway.kill()
+        gateway.wait()
+        os.close(read)
+        os.close(write)
+
+
 def test_bad_flags_are_2_and_name_themselves(stack):
     for args, words in [(["--port", "99999"], ["--port", "99999"]), (["--frobnicate"], ["--frobnicate"]),
                         (["--worker", "dp_size=2,rank=1"], ["rank", "ONE worker"]),
@@ -70,6 +130,32 @@ def test_a_number_that_is_none_is_refused_by_the_name_of_its_flag():
             done = subprocess.run([program(), *command, f"{flag}={bad}"], capture_output=True, text=True, timeout=20)
             assert done.returncode == 2 and flag in done.stderr and bad in done.stderr, (command, flag, bad, done)
 
+
+def test_a_setting_that_no_start_could_use_is_2_and_named(tmp_path):
+    def pem(name: str) -> tuple[str, str]:
+        cert, key = tmp_path / f"{name}.crt", tmp_path / f"{name}.key"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=t"],
+                       check=True, capture_output=True)
+        return str(cert), str(key)
+
+    cert, _ = pem("one")
+    _, other = pem("two")
+    junk = tmp_path / "junk"
+    junk.write_text("x")
+    remote = ["--allow-remote-engines"]
+    for args in (["--host", "no.such.host.invalid"], ["--host", "192.0.2.1"], ["--ssl-certfile", str(junk)], ["--ssl-certfile", cert, "--ssl-keyfile", str(junk)],
+                 ["--ssl-certfile", cert, "--ssl-keyfile", other], ["--uds", "/nonexistent/x.sock"], ["--uds", "/tmp/" + "x" * 200], ["--uds", str(junk)],
+                 ["--chat-template", "/nonexistent/t.jinja"], ["--socket-dir", str(junk)], ["--socket-dir", "/proc/nonexistent/x"],
+                 [*remote, "--data-parallel-address", "192.0.2.1"], [*remote, "--data-parallel-address", "no.such.host.invalid"]):
+        done = subprocess.run([program(), "gateway", ":bytes:", "--port", "0", "--data-parallel-rpc-port", "0", *args], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 2, (args, done)
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("rankgate gateway: ") and args[-2] in last and args[-1] in last, (args, last)
+    done = subprocess.run([program(), "serve", ":bytes:", "--engine", "vllm", "--engine-command", "/nonexistent/vllm serve", "--port", "0"], capture_output=True,
+                          text=True, timeout=20)
+    assert done.returncode == 2 and "--engine-command '/nonexistent/vllm serve'" in done.stderr, done
+    done = subprocess.run([program(), "bench", "http://127.0.0.1:1", "--output", "/nonexistent/x"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "--output /nonexistent/x" in done.stderr, done
 
 
 def test_an_engine_that_dies_at_its_start_ends_serve_with_3():
