@@ -17,6 +17,8 @@ constexpr char kHex[] = "0123456789abcdef";
 constexpr std::int64_t kDefaultStepTokens = 8192;
 constexpr std::int64_t kMaxPlausibleLoad = 1 << 24;  // requests or pages; hostile reports are cut to it
 constexpr std::size_t kMaxReason = 512;
+/// A rank that dies slowly loses its two connections one after the other: one death all the same.
+constexpr Duration kOneDeath = std::chrono::seconds{2};
 constexpr Duration kStallGuard = std::chrono::seconds{1};
 constexpr Duration kPageSlack = std::chrono::milliseconds{5};  // a report's way here
 constexpr Duration kAskAgain = std::chrono::seconds{30};
@@ -642,6 +644,9 @@ void GroupCore<P>::SetState(std::int32_t r, RankState state, std::string_view re
     live_ranks_ += (state == RankState::kLive ? 1 : 0) - (rank.state == RankState::kLive ? 1 : 0);
     forming_ = forming_ && live_ranks_ < config_.size;
     rank.state = state;
+    if (state == RankState::kLive) {
+        rank.company_until = {};
+    }
     rank.reason.assign(reason.substr(0, kMaxReason));
     dirty_ = true;
     Action& action = Emit(ActionKind::kRankChanged, r);
@@ -742,8 +747,12 @@ template <class P>
 void GroupCore<P>::LoseRequests(std::int32_t r, LossKind kind, std::string_view reason, bool only_undecoded) {
     Rank& rank = At(r);
     // A request that was alone on a rank may be what killed it: it must not be carried to the next one. A
-    // launcher that went down is nobody's fault.
-    const bool suspect = rank.in_flight == 1 && kind != LossKind::kLauncher;
+    // launcher that went down is nobody's fault. What left it when its first half went was company as well.
+    const bool company = rank.in_flight > 1 || now_ < rank.company_until;
+    const bool suspect = !company && kind != LossKind::kLauncher;
+    if (rank.in_flight > 1) {
+        rank.company_until = now_ + kOneDeath;
+    }
     for (std::uint32_t index = rank.head; index != kNone;) {
         Slot& slot = slots_[index];
         const std::uint32_t next = slot.next;

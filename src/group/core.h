@@ -344,6 +344,7 @@ class GroupCore {
         Duration slowest_answer{0};  // to a ping that nothing excused: a slow machine gets more time
         TimePoint busy_since{};
         TimePoint blocked_until{};
+        TimePoint company_until{};  // of a loss in two halves: until then nobody was alone on it
         std::optional<TimePoint> wake_refused_since;
         bool wake_due{false};
         std::optional<TimePoint> stopped_since;

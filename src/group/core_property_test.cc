@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -134,7 +135,12 @@ class Scenario {
                 const auto r = static_cast<std::int32_t>(random_.Below(static_cast<std::uint32_t>(size_)));
                 const auto kind = static_cast<LossKind>(random_.Below(5));
                 Pump();
-                if (core_->in_flight(r) == 1 && kind != LossKind::kLauncher) {
+                const bool company = core_->in_flight(r) > 1 ||
+                                     (core_->rank_state(r) != RankState::kLive && now_ < company_until_[r]);
+                if (core_->in_flight(r) > 1) {
+                    company_until_[r] = now_ + std::chrono::seconds{2};
+                }
+                if (core_->in_flight(r) == 1 && !company && kind != LossKind::kLauncher) {
                     for (ModelStream& s : streams_) {
                         // Alone on the rank that is lost: it must not be carried to the next.
                         s.poison = s.poison || (s.end == End::kOpen && s.rank == r);
@@ -514,6 +520,7 @@ class Scenario {
     bool refuse_encodes_{false};
     bool refuse_wakes_{false};
     bool duplicate_now_{false};
+    std::map<std::int32_t, TimePoint> company_until_;  // of a loss in two halves
     std::uint64_t last_ping_{0};
     std::string error_;
 };

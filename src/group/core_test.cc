@@ -731,6 +731,47 @@ TEST(RankLoss, WhatWasAloneOnTheDeadRankIsNotCarriedToTheNext) {
     }
 }
 
+TEST(RankLoss, InTwoHalvesIsOneDeathAndWhoIsLeftForTheSecondWasNotAlone) {
+    Vllm d{2};
+    const StreamKey decoded = d.Submit(8);
+    const std::int32_t rank = d.Of(decoded).rank;
+    d.Pass(milliseconds{700});  // asked, and answered: it has arrived
+    std::vector<StreamKey> unread;
+    for (int i = 0; i < 4; ++i) {
+        const StreamKey stream = d.Submit(8);
+        if (d.Of(stream).rank == rank) {
+            unread.push_back(stream);
+        }
+    }
+    ASSERT_FALSE(unread.empty());
+    d.Forget();
+    d.core.RankLost(rank, LossKind::kDeaf, "its input connection closed", d.now);
+    d.Drain();
+    ASSERT_EQ(d.sent.size(), unread.size());
+    ASSERT_EQ(d.core.in_flight(rank), 1u);
+    d.core.RankLost(rank, LossKind::kDead, "and then the other one", d.now + milliseconds{300});
+    d.Drain();
+    EXPECT_EQ(d.failed.size(), 0u);
+    EXPECT_EQ(d.Of(decoded).rank, 1 - rank);
+}
+
+TEST(RankLoss, OfWhatWasAloneOnADeafRankForLongIsItsOwnFault) {
+    Vllm d{2};
+    const StreamKey decoded = d.Submit(8);
+    const std::int32_t rank = d.Of(decoded).rank;
+    d.Pass(milliseconds{700});
+    while (d.Of(d.Submit(8)).rank != rank) {
+    }
+    d.core.RankLost(rank, LossKind::kDeaf, "its input connection closed", d.now);
+    d.Drain();
+    d.Forget();
+    d.core.RankLost(rank, LossKind::kDead, "much later", d.now + std::chrono::seconds{10});
+    d.Drain();
+    ASSERT_EQ(d.failed.size(), 1u);
+    EXPECT_EQ(d.failed[0].stream, decoded);
+    EXPECT_FALSE(d.failed[0].retryable);
+}
+
 TEST(RankLoss, WithItsLauncherIsNobodysFault) {
     Vllm d{2};
     const StreamKey a = d.Submit();
