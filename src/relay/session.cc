@@ -22,7 +22,7 @@ namespace rankgate::relay {
 namespace {
 
 /// How long a follower waits for rank 0, which knows more, to say what the group's first cause is: without
-/// shared memory always, and at the end of its time in Finish.
+/// shared memory always, and at the end of its time in Finish if rank 0 is there.
 constexpr Seconds kVerdict{1.0};
 /// Beats are not sent into a connection whose peer has not read this much: it is stopped, and FAIL must still
 /// fit.
@@ -371,7 +371,8 @@ void Session::CheckBeats(SteadyTime now) noexcept {
         failure.code = Code::kPeerStalled;
         failure.phase = Phase::kRun;
         failure.origin_rank = static_cast<std::int16_t>(worst->rank);
-        failure.step = current_step();
+        // Without shared memory every follower judges a silent rank 0 alone, and all must say the same.
+        failure.step = leader_ || shared_board() ? current_step() : 0;
         failure.deadline_s = limit;
         failure.SetText(worst_is_process ? "this rank's process does not run (stopped or frozen)"
                                          : "this rank's scheduler loop shows no life");
@@ -473,6 +474,8 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
         return Cause();
     }
     const std::uint64_t everybody = AllByes();
+    // A follower has waited its time and gives rank 0, which knows who is missing, a moment more.
+    bool patient = false;
     for (;;) {
         const bool done = leader_ ? byes_.load() == everybody : ended_.load();
         if (done) {
@@ -502,12 +505,18 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
                 if (leader_ ? byes_.load() == everybody : ended_.load()) {
                     continue;
                 }
+                const bool leader_came = final_step_.load() != kNoFinalStep;
+                if (!leader_ && leader_came && !patient) {
+                    patient = true;
+                    budget.ExtendTo(kVerdict);
+                    continue;
+                }
                 Failure failure;
                 failure.code = Code::kPeerStalled;
                 failure.phase = Phase::kFinish;
-                failure.step = current_step();
+                failure.step = leader_ || shared_board() ? current_step() : 0;
                 failure.deadline_s = budget_s.count();
-                if (leader_ || final_step_.load() == kNoFinalStep) {
+                if (leader_ || !leader_came) {
                     failure.missing = leader_ ? everybody & ~byes_.load() : 1;
                     failure.origin_rank = static_cast<std::int16_t>(std::countr_zero(failure.missing));
                     failure.SetText("not every rank came to the orderly end in time");
