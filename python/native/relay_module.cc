@@ -457,14 +457,15 @@ void CloseAll() {
 template <class End, class Class>
 void BindEnd(Class& c) {
     using Self = PyEnd<End>;
-    c.def(nb::init<nb::object>(), nb::arg("config"))
-        .def("join", &Self::Join,
+    c.def(nb::init<nb::object>(), nb::arg("config"), nb::sig("def __init__(self, config: Config) -> None"))
+        .def("join", &Self::Join, nb::sig("def join(self) -> JoinReport"),
              "Wait until every rank is in (Config.join_s on every rank). Returns a JoinReport.\n\n"
              "Raises JoinTimeout with the missing ranks on every rank that is present, BadEpoch, "
              "VersionMismatch or DuplicateRank\n"
              "where this rank does not belong to the group.")
         .def("check", &Self::Check, "Raise the recorded failure of the group, if there is one.")
-        .def_prop_ro("failure", &Self::Failure, "The recorded failure of the group as a RelayError, or None.")
+        .def_prop_ro("failure", &Self::Failure, nb::sig("def failure(self) -> RelayError | None"),
+                     "The recorded failure of the group as a RelayError, or None.")
         .def("failure_fd", &Self::FailureFd,
              "A descriptor that becomes readable with the first failure and stays so; put it into the poller "
              "that waits for requests.\n"
@@ -473,6 +474,7 @@ void BindEnd(Class& c) {
              "End the group with this code (e.g. \"remote_failure\") and text. The first cause wins; every "
              "rank raises it.")
         .def("set_digest", &Self::SetDigest, nb::arg("value"),
+             nb::sig("def set_digest(self, value: int) -> None"),
              "A hash (64 bit) of this rank's state after the step just published or read. Needs "
              "Config.digest; ranks that differ end\n"
              "the group with Diverged at that step.")
@@ -549,6 +551,7 @@ NB_MODULE(_native, m) {
         "Rank 0: publishes steps to every follower. One thread publishes at a time.");
     BindEnd<relay::Leader>(leader);
     leader.def("publish", &Publish, nb::arg("frames"),
+               nb::sig("def publish(self, frames: Sequence[Buffer]) -> int"),
                "Publish one step of bytes-like frames, the empty list included; returns its number, from 1. "
                "Never drops a step: waits\n"
                "while the slowest follower is Config.max_lag_steps behind. A frame above Config.max_frame "
@@ -561,10 +564,12 @@ NB_MODULE(_native, m) {
     BindEnd<relay::Follower>(follower);
     follower
         .def("next_step", &NextStep, nb::arg("timeout_s") = nb::none(),
+             nb::sig("def next_step(self, timeout_s: float | None = None) -> Step"),
              "The next whole step. None waits as long as rank 0 lives; otherwise TimeoutError, which is no "
              "failure. Closed once rank 0\n"
              "has finished and every step was read.")
-        .def("try_next_step", &TryNextStep, "The next step if it is there, else None. Never waits.");
+        .def("try_next_step", &TryNextStep, nb::sig("def try_next_step(self) -> Step | None"),
+             "The next step if it is there, else None. Never waits.");
 
     m.def("validate", &ValidateConfig);
     m.def("close_all", &CloseAll);

@@ -192,6 +192,24 @@ def busy():
             tell(end, error)
 
 
+def early_finish():
+    """One rank is in finish while the other still waits for work."""
+    with make() as end:
+        try:
+            end.join()
+            say("joined")
+            if RANK == ARGS["rank"]:
+                say("finishing")
+                end.finish(30)
+            poller = select.poll()
+            poller.register(end.failure_fd(), select.POLLIN)
+            poller.poll(30000)
+            end.check()
+            say("nothing")
+        except relay.RelayError as error:
+            tell(end, error)
+
+
 def idle():
     """Rank 0 waits only for requests, in a poller of its own; the others in next_step."""
     with make() as end:

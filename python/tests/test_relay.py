@@ -239,6 +239,18 @@ def test_kill_while_blocked_in_back_pressure(tmp_path, backend, victim):
 
 
 @both
+@pytest.mark.parametrize("victim", (0, 1))
+def test_kill_while_waiting_in_finish(tmp_path, backend, victim):
+    """The victim is in finish, its peer still works: that is a death. With 2 ranks a follower is the last that finish waits for."""
+    with Group(tmp_path, "early_finish", 2, backend, args={"rank": victim}) as group:
+        group.ranks[victim].wait_event("finishing")
+        group.ranks[1 - victim].wait_event("joined")
+        time.sleep(0.2)
+        group.ranks[victim].signal(signal.SIGKILL)
+        group.one_cause("leader_died" if victim == 0 else "peer_died", victim, but=(victim,))
+
+
+@both
 @pytest.mark.parametrize("place,rank", (("join", 0), ("join", 1), ("publish", 0), ("next_step", 1), ("finish", 0)))
 def test_sigint_is_keyboard_interrupt(tmp_path, backend, place, rank):
     only = (rank,) if place == "join" else (0, 1)
@@ -606,6 +618,17 @@ def test_everything_is_documented():
         for name in dir(cls):
             if not name.startswith("_") and callable(getattr(cls, name)):
                 assert getattr(cls, name).__doc__, (cls, name)
+    for cls, name, signature in (
+        (relay.Leader, "__init__", "(self, config: Config) -> None"),
+        (relay.Leader, "join", "(self) -> JoinReport"),
+        (relay.Leader, "publish", "(self, frames: Sequence[Buffer]) -> int"),
+        (relay.Leader, "set_digest", "(self, value: int) -> None"),
+        (relay.Leader, "finish", "(self, timeout_s: float = 5.0) -> None"),
+        (relay.Follower, "next_step", "(self, timeout_s: float | None = None) -> Step"),
+        (relay.Follower, "try_next_step", "(self) -> Step | None"),
+        (relay.Follower, "fail", "(self, code: str, text: str = '') -> None"),
+    ):
+        assert getattr(cls, name).__doc__.startswith(name + signature), getattr(cls, name).__doc__
     assert sys.modules["rankgate.relay"].__doc__
     assert {c for c in relay.errors.CODES} == set(
         "join_timeout peer_died leader_died peer_stalled publish_stalled sequence_gap bad_epoch foreign_frame corrupt too_large "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 
 class RelayError(RuntimeError):
@@ -53,7 +53,7 @@ class RelayError(RuntimeError):
             parts.append(f"missing {self.missing}")
         return f"{self.code} ({', '.join(parts)})" + (f": {self.text}" if self.text else "")
 
-    def __reduce__(self):
+    def __reduce__(self) -> Tuple[Any, ...]:
         return (make_error, (self.code, self.text, self.origin_rank, self.phase, self.step, self.deadline_s, self.missing))
 
 
