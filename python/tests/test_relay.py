@@ -322,8 +322,9 @@ def test_on_failure_is_called_once(tmp_path):
         assert all("because é" in e["text"] for e in events.values())
 
 
-def test_exit_after_ends_a_rank_that_cannot_be_woken(tmp_path):
-    with Group(tmp_path, "exit_after", 2) as group:
+@pytest.mark.parametrize("gil", (False, True))
+def test_exit_after_ends_a_rank_that_cannot_be_woken(tmp_path, gil):
+    with Group(tmp_path, "exit_after", 2, args={"gil": gil}) as group:
         group.all("joined")
         group.ranks[0].go()
         assert group.ranks[1].end() == 70

@@ -391,6 +391,7 @@ Result<std::optional<JoinReport>> FollowerSession::Join(const InterruptCheck& in
             return std::optional<JoinReport>{};
         }
         if (stop == Stop::kClosed) {
+            TakeBackJoin();  // now, not only when the object goes
             return Cause();
         }
         return GiveUp(failure);

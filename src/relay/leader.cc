@@ -185,14 +185,13 @@ Failure LeaderSession::GiveUp(const Failure& failure) {
     UnguardFromFork(listener_.fd());
     listener_.Close();
     Fail(failure);
-    const Failure cause = Cause();
-    const auto message = Encode(MessageType::kFail, cause);
+    const auto message = Encode(MessageType::kFail, board().failure().value_or(failure));
     Broadcast(message);
     for (auto& pending : pendings_) {
         SendAll(pending->fd.get(), message);
     }
     pendings_.clear();
-    return cause;
+    return Cause();
 }
 
 void LeaderSession::Welcome(Pending& pending, const HelloBody& hello) {
@@ -461,8 +460,17 @@ Result<std::optional<JoinReport>> LeaderSession::Join(const InterruptCheck& inte
                 GiveUp(failure);
                 return Result<std::optional<JoinReport>>{std::optional<JoinReport>{}};
             }
+            case Stop::kClosed: {
+                // Only this end is closed; to the others it is gone, as it would be at any later time.
+                Failure failure;
+                failure.code = Code::kLeaderDied;
+                failure.phase = Phase::kGo;
+                failure.origin_rank = 0;
+                failure.SetText("rank 0 was closed while it let the others in");
+                GiveUp(failure);
+                return Result<std::optional<JoinReport>>{Cause()};
+            }
             case Stop::kFailed:
-            case Stop::kClosed:
                 return Result<std::optional<JoinReport>>{GiveUp(Cause())};
         }
         return std::nullopt;

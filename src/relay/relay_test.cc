@@ -437,6 +437,41 @@ TEST_P(RelayTest, CloseWakesTheCallOfAnotherThread) {
         });
 }
 
+TEST_P(RelayTest, ARankThatIsClosedInTheJoinIsGoneForTheOthers) {
+    for (const int closed : {0, 1}) {
+        Leader leader{Make(0, 3)};
+        Follower follower{Make(1, 3)};
+        std::latch both{2};
+        const auto waiting = [&, left = 3]() mutable {  // from the third look on it waits for rank 2
+            if (--left == 0) {
+                both.count_down();
+            }
+            return false;
+        };
+        std::thread other{[&] {
+            auto joined = follower.Join(waiting);
+            ASSERT_FALSE(joined);
+            EXPECT_EQ(joined.failure().code, closed == 0 ? Code::kLeaderDied : Code::kClosed);
+            EXPECT_EQ(follower.failure().has_value(), closed == 0);
+        }};
+        std::thread closer{[&] {
+            both.wait();
+            if (closed == 0) {
+                leader.Close();
+            } else {
+                follower.Close();
+                leader.Fail(Code::kRemoteFailure, "over");
+            }
+        }};
+        auto joined = leader.Join(waiting);
+        ASSERT_FALSE(joined);
+        EXPECT_EQ(joined.failure().code, closed == 0 ? Code::kClosed : Code::kRemoteFailure);
+        EXPECT_EQ(leader.failure().has_value(), closed != 0);
+        closer.join();
+        other.join();
+    }
+}
+
 TEST_P(RelayTest, FinishIsCollectiveAndNoDeath) {
     Run(
         3,

@@ -66,6 +66,9 @@ Session::~Session() {
         // the last reference.
         monitor_.detach();
     }
+    if (exit_timer_.joinable()) {
+        exit_timer_.detach();
+    }
 }
 
 std::optional<Failure> Session::failure() noexcept {
@@ -228,9 +231,6 @@ Nanos Session::Tick() const noexcept {
     }
     // A stalled publish is blamed on a process that does not run: its beat must be younger than that budget.
     tick = std::min(tick, std::max(ToNanos(config_.publish_stall / 10), kShortestTick));
-    if (exit_budget_) {
-        tick = std::min(tick, Budget::kSlice);
-    }
     return tick;
 }
 
@@ -404,14 +404,22 @@ void Session::RunFailureActions() noexcept {
     if (!callback_done_) {
         callback_done_ = true;
         if (config_.exit_after.count() > 0) {
-            exit_budget_.emplace(config_.exit_after);
+            // A thread of its own: the callback may never return, where the main thread holds what it needs.
+            exit_timer_ = std::thread{[self = shared_from_this()] { self->ExitAfter(); }};
         }
         if (config_.on_failure) {
             config_.on_failure(Cause());
         }
     }
-    if (exit_budget_ && exit_budget_->Spend()) {
-        ::_exit(kExitCode);
+}
+
+void Session::ExitAfter() {
+    Budget budget{config_.exit_after};
+    std::unique_lock lock{state_mutex_};
+    while (!state_changed_.wait_for(lock, budget.slice(), [this] { return closed_.load(); })) {
+        if (budget.Spend()) {
+            ::_exit(kExitCode);
+        }
     }
 }
 
@@ -566,6 +574,9 @@ void Session::Close() noexcept {
     }
     if (inside) {
         return;
+    }
+    if (exit_timer_.joinable()) {
+        exit_timer_.join();
     }
     for (auto& peer : peers_) {
         DropPeer(*peer);

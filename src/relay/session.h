@@ -138,13 +138,14 @@ class Session : public std::enable_shared_from_this<Session> {
     void SendBeats() noexcept;
     Nanos Tick() const noexcept;
     void RunFailureActions() noexcept;
+    void ExitAfter();
 
     std::thread monitor_;
+    std::thread exit_timer_;  // from the first failure on, if Config::exit_after asks for it
     std::atomic<bool> stop_monitor_{false};
     SteadyTime last_beat_check_{};
     Nanos since_sent_{0};
     bool callback_done_{false};
-    std::optional<Budget> exit_budget_;
     std::array<std::atomic<double>, kMaxRanks> ages_{};
 };
 
