@@ -550,6 +550,27 @@ TEST_P(RelayTest, WhoeverWaitsInFinishIsNotBlamedForAnother) {
         });
 }
 
+TEST_P(RelayTest, AFinishToWhichRankZeroDoesNotComeEndsInItsTime) {
+    std::atomic<bool> over{false};
+    Run(
+        2,
+        [&](Leader& leader) {
+            while (!over) {
+                std::this_thread::yield();
+            }
+            EXPECT_EQ(leader.failure()->code, Code::kPeerStalled);
+        },
+        [&](Follower& follower, int) {
+            const SteadyTime started = Now();
+            auto end = follower.Finish(Seconds{0.2});
+            EXPECT_LT(Now() - started, std::chrono::milliseconds{900});
+            ASSERT_FALSE(end);
+            EXPECT_EQ(end.failure().MissingRanks(), std::vector<int>{0});
+            EXPECT_EQ(end.failure().deadline_s, 0.2);
+            over = true;
+        });
+}
+
 TEST_P(RelayTest, ALastRankThatGoesFromFinishIsMissedByALeaderThatStillWorks) {
     Run(
         2,

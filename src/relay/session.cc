@@ -475,7 +475,7 @@ Result<Wait> Session::Finish(Seconds budget_s, const InterruptCheck& interrupt) 
         finished_ = true;
         return Wait::kReady;
     }
-    Budget budget{leader_ ? budget_s : budget_s + kVerdict};
+    Budget budget{budget_s};
     call.Within(&budget);
     if (Status announced = AnnounceFinish(); !announced) {
         Fail(announced.failure());
