@@ -2,6 +2,7 @@
 import fcntl
 import json
 import os
+import pathlib
 import signal
 import socket
 import ssl
@@ -9,9 +10,10 @@ import subprocess
 import time
 
 import httpx
+import pytest
 
 from client import Stream, run
-from conftest import SLOWDOWN, free_port, program, wait_for
+from conftest import LETTERS, SLOWDOWN, free_port, program, wait_for
 
 
 def test_sigterm_lets_streams_end_and_refuses_new_work(stack):
@@ -75,37 +77,58 @@ def test_a_hangup_drains_unless_it_was_ignored_from_the_start(stack):
     assert kept.popen.wait(10 * SLOWDOWN) == 0
 
 
-def test_a_log_that_nobody_reads_stops_nobody(stack):
+def full_pipe() -> tuple[int, int]:
+    """Both ends of a pipe that takes nothing more: the stderr of a program whose reader stands still."""
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(write, False)
-    while True:
-        try:
-            os.write(write, b"x" * 4096)
-        except BlockingIOError:
-            break
-    os.set_blocking(write, True)
-    port = free_port()
-    gateway = subprocess.Popen([program(), "gateway", ":bytes:", "--served-model-name", "m", "--port", str(port), "--data-parallel-rpc-port",
-                                str(stack.rpc_port)], stdout=subprocess.DEVNULL, stderr=write)
     try:
-        stack.rank(0)
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        pass
+    os.set_blocking(write, True)
+    os.set_blocking(read, False)
+    return read, write
+
+
+def served(port: int) -> bool:
+    """One completion through it, if it is ready."""
+    try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-            def ready():
-                try:
-                    return client.get("/readiness").status_code == 200
-                except httpx.HTTPError:
-                    return False
-            wait_for("ready", ready, 20)
-            assert client.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 3, "ignore_eos": True}).status_code == 200
-        os.set_blocking(read, False)
+            return client.get("/readiness").status_code == 200 and client.post(
+                "/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 3, "ignore_eos": True}).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize("command", ["gateway", "serve"])
+def test_a_log_that_nobody_reads_stops_nobody(stack, command):
+    read, write = full_pipe()
+    port = free_port()
+    argv = [program(), command, ":bytes:", "--served-model-name", "m", "--port", str(port)]
+    if command == "gateway":
+        argv += ["--data-parallel-rpc-port", str(stack.rpc_port)]
+        stack.rank(0)
+    else:
+        argv += ["--engine", "llama", "--", "--runner", "sim", "--load-page-dir", str(stack.folder), *LETTERS]
+    said = stack.folder / "stdout"
+    with said.open("wb") as out:
+        server = subprocess.Popen(argv, stdout=out, stderr=write, start_new_session=True)
+    try:
+        wait_for("served", lambda: served(port), 30)
+        if command == "serve":  # which restarts what dies once it was ready, and says so to nobody
+            wait_for("ready", lambda: "rankgate is ready" in said.read_text(), 10)
+            children = pathlib.Path(f"/proc/{server.pid}/task").glob("*/children")
+            os.kill(int(next(text for path in children if (text := path.read_text().split()))[0]), signal.SIGKILL)
+            wait_for("served again", lambda: served(port), 30)
         os.read(read, 1 << 20)
-        gateway.send_signal(signal.SIGTERM)
-        assert gateway.wait(10 * SLOWDOWN) == 0
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20 * SLOWDOWN) == 0
         assert b"log_lines_dropped" in os.read(read, 1 << 20)
     finally:
-        gateway.kill()
-        gateway.wait()
+        server.kill()
+        server.wait()
         os.close(read)
         os.close(write)
 
