@@ -514,6 +514,7 @@ Result<std::optional<JoinReport>> LeaderSession::Join(const InterruptCheck& inte
         return cause;
     }
     while (!AllAt(Progress::kAcked)) {
+        ShowLife();  // whoever has GO already watches rank 0's beat
         if (auto over = turn()) {
             return std::move(*over);
         }

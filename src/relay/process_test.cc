@@ -348,6 +348,16 @@ TEST_P(ProcessTest, ARankHeldAtAPhaseIsMissingWithThatPhase) {
     }
 }
 
+TEST_P(ProcessTest, ARankZeroThatWaitsForAnAckIsNotTakenForStalled) {
+    Start(0, 3, {{"join", JoinS(1.5)}, {"stall_after", "0.3"}});
+    Start(1, 3, {{"join", JoinS(1.5)}, {"stall_after", "0.3"}, {"idle", "1"}});
+    Start(2, 3, {{"join", JoinS(1.5)}, {"stall_after", "0.3"}, {"hold", "before_go_ack"}});
+    At(2).Await("holds before_go_ack");
+    OneCause("fail join_timeout origin=2 phase=ack", {2});
+    At(2).Signal(SIGKILL);
+    EXPECT_EQ(At(2).End(), 256 + SIGKILL);
+}
+
 TEST_P(ProcessTest, ARankKilledBeforeGoMayComeAgain) {
     for (const char* point : {"before_dial", "after_hello", "before_map", "before_ready"}) {
         NewAddress();

@@ -381,6 +381,13 @@ void Session::CheckBeats(SteadyTime now) noexcept {
     }
 }
 
+void Session::ShowLife() noexcept {
+    board().line(config_.rank).process_beat.fetch_add(1, std::memory_order_relaxed);
+    if (!shared_board()) {
+        SendBeats();
+    }
+}
+
 void Session::SendBeats() noexcept {
     RankLine& line = board().line(config_.rank);
     BeatBody beat;

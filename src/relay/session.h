@@ -67,6 +67,9 @@ class Session : public std::enable_shared_from_this<Session> {
     /// Only from the thread that is in Join: nobody else may stop it meanwhile.
     void StopMonitor() noexcept;
     bool monitor_runs() const noexcept { return monitor_.joinable(); }
+    /// This process runs: what the monitor says all the time, for the end of rank 0's join, which has none
+    /// yet.
+    void ShowLife() noexcept;
     void WakeCalls() noexcept;
     bool Send(Peer& peer, std::span<const std::byte> bytes, std::span<const int> fds = {}) noexcept;
     void Broadcast(std::span<const std::byte> bytes) noexcept;
