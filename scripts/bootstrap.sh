@@ -6,7 +6,7 @@ set -euo pipefail
 purpose=${1:?usage: bootstrap.sh serve|test|lint|fuzz|lanes}
 
 build=(ca-certificates make g++ cmake ninja-build ccache python3 python3-pip python3-venv unzip
-       libboost1.81-dev libboost-json1.81-dev libzmq3-dev cppzmq-dev libsimdjson-dev libfmt-dev libspdlog-dev
+       libboost1.81-dev libboost-json1.81-dev libzmq3-dev cppzmq-dev libsimdjson-dev
        libcli11-dev libtomlplusplus-dev libssl-dev)
 case "$purpose" in
     serve) packages=("${build[@]}") ;;
