@@ -1512,6 +1512,20 @@ struct Parser::Impl {
         return object;
     }
 
+    /// What all requests have in common: `read` makes of the body's object what it can and says whether that
+    /// was all right; if not, the reason is in the state. Big buffers go back either way.
+    template <class Read>
+    bool Walk(const std::string& body, State& state, const Read& read) {
+        state.second = second.get();
+        Result<dom::object> object = Object(body);
+        if (!object.ok()) {
+            state.error = std::move(object).error();
+        }
+        const bool fine = object.ok() && read(*object);
+        GiveBackBigBuffers(body.size());
+        return fine;
+    }
+
     static Error Refusal(const std::string& body, simdjson::error_code failed) {
         switch (failed) {
             case simdjson::EMPTY:
@@ -1547,56 +1561,46 @@ Parser::Parser(Parser&&) noexcept = default;
 Parser& Parser::operator=(Parser&&) noexcept = default;
 
 Result<ParsedRequest> Parser::ParseChat(const std::string& body) noexcept {
-    Result<dom::object> object = impl_->Object(body);
-    if (!object.ok()) {
-        return std::move(object).error();
-    }
     State state;
-    state.second = impl_->second.get();
     state.request.endpoint = Endpoint::kChat;
-    const bool ok = ReadFields(state, *object, kChat) && FinishCommon(state) && FinishChat(state);
-    impl_->GiveBackBigBuffers(body.size());
-    if (!ok) {
+    const auto read = [&state](const dom::object& object) {
+        return ReadFields(state, object, kChat) && FinishCommon(state) && FinishChat(state);
+    };
+    if (!impl_->Walk(body, state, read)) {
         return std::move(state.error);
     }
     return std::move(state.request);
 }
 
 Result<ParsedRequest> Parser::ParseCompletion(const std::string& body) noexcept {
-    Result<dom::object> object = impl_->Object(body);
-    if (!object.ok()) {
-        return std::move(object).error();
-    }
     State state;
-    state.second = impl_->second.get();
     state.request.endpoint = Endpoint::kCompletion;
     state.request.add_special_tokens = true;
-    const bool ok = ReadFields(state, *object, kCompletion) && FinishCommon(state) && FinishCompletion(state);
-    impl_->GiveBackBigBuffers(body.size());
-    if (!ok) {
+    const auto read = [&state](const dom::object& object) {
+        return ReadFields(state, object, kCompletion) && FinishCommon(state) && FinishCompletion(state);
+    };
+    if (!impl_->Walk(body, state, read)) {
         return std::move(state.error);
     }
     return std::move(state.request);
 }
 
 Result<TokenizeRequest> Parser::ParseTokenize(const std::string& body) noexcept {
-    Result<dom::object> object = impl_->Object(body);
-    if (!object.ok()) {
-        return std::move(object).error();
-    }
     State state;
-    state.second = impl_->second.get();
     state.request.endpoint = Endpoint::kChat;
-    bool ok = ReadFields(state, *object, kTokenize);
-    if (ok && state.has_messages && state.has_prompt) {
-        ok = state.Fail("prompt", "'prompt' and 'messages' cannot both be given.");
-    } else if (ok && !state.has_messages && !state.has_prompt) {
-        ok = state.Fail("prompt", "'prompt' or 'messages' is required.");
-    } else if (ok && state.has_messages) {
-        ok = FinishTemplate(state);
-    }
-    impl_->GiveBackBigBuffers(body.size());
-    if (!ok) {
+    const auto read = [&state](const dom::object& object) {
+        if (!ReadFields(state, object, kTokenize)) {
+            return false;
+        }
+        if (state.has_messages && state.has_prompt) {
+            return state.Fail("prompt", "'prompt' and 'messages' cannot both be given.");
+        }
+        if (!state.has_messages && !state.has_prompt) {
+            return state.Fail("prompt", "'prompt' or 'messages' is required.");
+        }
+        return !state.has_messages || FinishTemplate(state);
+    };
+    if (!impl_->Walk(body, state, read)) {
         return std::move(state.error);
     }
     TokenizeRequest request = std::move(state.tokenize);
@@ -1607,31 +1611,28 @@ Result<TokenizeRequest> Parser::ParseTokenize(const std::string& body) noexcept 
 }
 
 Result<DetokenizeRequest> Parser::ParseDetokenize(const std::string& body) noexcept {
-    Result<dom::object> object = impl_->Object(body);
-    if (!object.ok()) {
-        return std::move(object).error();
-    }
     State state;
-    state.second = impl_->second.get();
     DetokenizeRequest request;
-    bool has_tokens = false;
-    for (const auto [key, value] : *object) {
-        if (key == "model" && !value.is_null()) {
-            if (!ReadModel(state, value)) {
-                return std::move(state.error);
+    const auto read = [&state, &request](const dom::object& object) {
+        bool has_tokens = false;
+        for (const auto [key, value] : object) {
+            if (key == "model" && !value.is_null()) {
+                if (!ReadModel(state, value)) {
+                    return false;
+                }
+                request.model = state.request.model;
+            } else if (key == "tokens") {
+                if (!ReadTokenIds(state, "tokens", value, std::numeric_limits<std::size_t>::max(),
+                                  request.tokens)) {
+                    return false;
+                }
+                has_tokens = true;
             }
-            request.model = state.request.model;
-        } else if (key == "tokens") {
-            if (!ReadTokenIds(state, "tokens", value, std::numeric_limits<std::size_t>::max(),
-                              request.tokens)) {
-                return std::move(state.error);
-            }
-            has_tokens = true;
         }
-    }
-    impl_->GiveBackBigBuffers(body.size());
-    if (!has_tokens) {
-        return Error::Invalid("tokens", "'tokens' is required.");
+        return has_tokens || state.Fail("tokens", "'tokens' is required.");
+    };
+    if (!impl_->Walk(body, state, read)) {
+        return std::move(state.error);
     }
     return request;
 }

@@ -256,23 +256,33 @@ void ShardHandler::Completion(http::Exchange& exchange) {
     Parse(exchange, &api::Parser::ParseCompletion, &ShardHandler::Generate);
 }
 
+/// The model that a tokenizer request is about; null if the exchange has got its error instead.
+template <class T>
+std::shared_ptr<const api::ModelInfo> ShardHandler::ModelFor(http::Exchange& exchange,
+                                                             const Result<T>& parsed) {
+    if (!parsed) {
+        ReplyError(exchange, parsed.error());
+        return nullptr;
+    }
+    Error error;
+    const auto entry = AnyGroup(parsed->model, error);
+    if (entry == nullptr) {
+        ReplyError(exchange, error);
+        return nullptr;
+    }
+    return ModelOf(entry);
+}
+
 void ShardHandler::Tokenize(http::Exchange& exchange) {
     Parse(exchange, &api::Parser::ParseTokenize, &ShardHandler::Tokenized);
 }
 
 void ShardHandler::Tokenized(http::Exchange& exchange, Result<api::TokenizeRequest> parsed,
                              Arrival /*arrival*/) {
-    if (!parsed) {
-        ReplyError(exchange, parsed.error());
+    const auto model = ModelFor(exchange, parsed);
+    if (model == nullptr) {
         return;
     }
-    Error error;
-    const auto entry = AnyGroup(parsed->model, error);
-    if (entry == nullptr) {
-        ReplyError(exchange, error);
-        return;
-    }
-    const auto model = ModelOf(entry);
     const auto answer = [this](http::Exchange& to, const Result<std::string>& body) {
         if (body) {
             ReplyJson(to, *body);
@@ -298,17 +308,11 @@ void ShardHandler::Detokenize(http::Exchange& exchange) {
 
 void ShardHandler::Detokenized(http::Exchange& exchange, Result<api::DetokenizeRequest> parsed,
                                Arrival /*arrival*/) {
-    if (!parsed) {
-        ReplyError(exchange, parsed.error());
+    const auto model = ModelFor(exchange, parsed);
+    if (model == nullptr) {
         return;
     }
-    Error error;
-    const auto entry = AnyGroup(parsed->model, error);
-    if (entry == nullptr) {
-        ReplyError(exchange, error);
-        return;
-    }
-    auto body = api::DetokenizeJson(*parsed, *ModelOf(entry));
+    const auto body = api::DetokenizeJson(*parsed, *model);
     if (!body) {
         ReplyError(exchange, body.error());
         return;

@@ -117,6 +117,8 @@ class ShardHandler final : public http::Handler {
     void Models(http::Exchange& exchange);
     void Model(http::Exchange& exchange);
     void Tokenize(http::Exchange& exchange);
+    template <class T>
+    std::shared_ptr<const api::ModelInfo> ModelFor(http::Exchange& exchange, const Result<T>& parsed);
     void Tokenized(http::Exchange& exchange, Result<api::TokenizeRequest> parsed, Arrival arrival);
     void Detokenize(http::Exchange& exchange);
     void Detokenized(http::Exchange& exchange, Result<api::DetokenizeRequest> parsed, Arrival arrival);

@@ -147,6 +147,17 @@ class GroupActorTest : public ::testing::Test {
         options.link.dialect.reset();
         return options;
     }
+    /// One request after the other, none of which may fail; on `rank`, if one is named.
+    void ServeInTurn(int requests, std::int64_t tokens, std::optional<std::int32_t> rank = {}) {
+        for (int i = 0; i < requests; ++i) {
+            const StreamKey key = client().Submit(tokens);
+            ASSERT_TRUE(client().WaitEnd(key));
+            EXPECT_FALSE(client()[key].error.has_value());
+            if (rank) {
+                EXPECT_EQ(client()[key].rank, *rank);
+            }
+        }
+    }
     /// Why a rank is not live, as /health shows it.
     std::string Reason(std::int32_t rank) {
         return actor_->Snapshot()->ranks[static_cast<std::size_t>(rank)].reason;

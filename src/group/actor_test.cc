@@ -191,11 +191,7 @@ TEST_F(GroupActorTest, ServesOverTcpAndIpv6) {
     first.Kill();
     ASSERT_TRUE(WaitState(0, RankState::kDead, seconds(5)));
     EXPECT_LT(SteadyNow::now() - killed, seconds(1));
-    for (int i = 0; i < 10; ++i) {
-        const StreamKey key = client().Submit(2);
-        ASSERT_TRUE(client().WaitEnd(key));
-        EXPECT_FALSE(client()[key].error.has_value());
-    }
+    ServeInTurn(10, 2);
 }
 
 // ---- loss ----
@@ -238,11 +234,7 @@ TEST_F(GroupActorTest, ARankKilledUnderLoadFailsOnlyWhatItHadBegun) {
         }
     }
     EXPECT_EQ(whole, 32);
-    for (int i = 0; i < 20; ++i) {
-        const StreamKey key = client().Submit(2);
-        ASSERT_TRUE(client().WaitEnd(key));
-        EXPECT_FALSE(client()[key].error.has_value());
-    }
+    ServeInTurn(20, 2);
     EXPECT_EQ(InFlight(), 0);
 }
 
@@ -277,11 +269,7 @@ TEST_F(GroupActorTest, ARankKilledWhileIdleIsNeverChosenAgain) {
     victim.Kill();
     ASSERT_TRUE(WaitState(0, RankState::kDead, seconds(5)));
     EXPECT_LT(SteadyNow::now() - killed, seconds(1));
-    for (int i = 0; i < 20; ++i) {
-        const StreamKey key = client().Submit(2);
-        ASSERT_TRUE(client().WaitEnd(key));
-        EXPECT_FALSE(client()[key].error.has_value());
-    }
+    ServeInTurn(20, 2);
 }
 
 TEST_F(GroupActorTest, EvenRequestsSentWithinTheLossGraceAreServed) {
@@ -347,12 +335,7 @@ TEST_F(GroupActorTest, ADeafRankFinishesWhatItHasAndGetsNothingNew) {
     ASSERT_TRUE(client().Wait([&] { return client()[running].tokens.size() >= 2; }));
     deaf.Deaf();
     ASSERT_TRUE(WaitState(0, RankState::kDeaf, seconds(2)));
-    for (int i = 0; i < 10; ++i) {
-        const StreamKey key = client().Submit(2);
-        ASSERT_TRUE(client().WaitEnd(key));
-        EXPECT_FALSE(client()[key].error.has_value());
-        EXPECT_EQ(client()[key].rank, 1);
-    }
+    ServeInTurn(10, 2, /*rank=*/1);
     ASSERT_TRUE(client().WaitEnd(running));
     EXPECT_FALSE(client()[running].error.has_value());
     EXPECT_EQ(client()[running].tokens.size(), 30U);
