@@ -274,7 +274,9 @@ class GatewayImpl final : public Gateway, public State {
             return loaded.error();  // names its flag or file itself
         }
         if (!loaded) {
-            return Error::Invalid("MODEL", "MODEL '" + path + "': " + loaded.error().message);
+            const std::string named = spec.path.empty() ? "MODEL" : "worker: path";
+            return Error::Invalid(spec.path.empty() ? "MODEL" : "path",
+                                  named + " '" + path + "': " + loaded.error().message);
         }
         LogInfo(
             "model_loaded",

@@ -136,6 +136,7 @@ def test_a_log_that_nobody_reads_stops_nobody(stack, command):
 def test_bad_flags_are_2_and_name_themselves(stack):
     for args, words in [(["--port", "99999"], ["--port", "99999"]), (["--frobnicate"], ["--frobnicate"]),
                         (["--worker", "dp_size=2,rank=1"], ["rank", "ONE worker"]),
+                        (["--worker", "path=/nonexistent/m,rpc_port=0"], ["worker: path '/nonexistent/m'"]),
                         (["--data-parallel-address", "0.0.0.0"], ["--allow-remote-engines"]),
                         (["--tool-call-parser", "hermes"], ["--tool-call-parser"])]:
         done = subprocess.run([program(), "gateway", ":bytes:", *args], capture_output=True, text=True, timeout=20)
