@@ -1026,6 +1026,42 @@ TEST_P(RelayTest, AFollowerThatForesawItsStepsSleepsWhenNoMoreCome) {
         });
 }
 
+TEST_P(RelayTest, AFollowerThatASignalWakesBeforeItsStepSleepsOn) {
+    constexpr int kLearned = 12;
+    constexpr int kSignals = 10;
+    constexpr auto kGap = std::chrono::milliseconds{60};
+    struct sigaction ignore {};
+    ignore.sa_handler = [](int) {};
+    struct sigaction before {};
+    ASSERT_EQ(::sigaction(SIGUSR2, &ignore, &before), 0);
+    std::atomic<pthread_t> waiter{pthread_self()};
+    Nanos used{0};
+    Run(
+        2,
+        [&](Leader& leader) {
+            for (int i = 0; i < kLearned + kSignals; ++i) {
+                Pace(kGap / 6);
+                if (i >= kLearned) {
+                    ::pthread_kill(waiter, SIGUSR2);
+                }
+                Pace(kGap - kGap / 6);
+                Publish(leader, {"step"});
+            }
+        },
+        [&](Follower& follower, int /*rank*/) {
+            waiter = pthread_self();
+            Step step;
+            for (int i = 0; i < kLearned + kSignals; ++i) {
+                const Nanos start = ThreadCpu();
+                ASSERT_TRUE(follower.NextStep(Seconds{20}, &step));
+                used += i < kLearned ? Nanos{0} : ThreadCpu() - start;
+            }
+        });
+    ::sigaction(SIGUSR2, &before, nullptr);
+    // Five sixths of each gap if it looked from the signal on, and then no look until that is paid off.
+    EXPECT_LT(used, kGap / 3);
+}
+
 TEST_P(RelayTest, ARealTimeFollowerNeverKeepsAnOrdinaryLeaderFromItsCpu) {
     cpu_set_t all;
     CPU_ZERO(&all);

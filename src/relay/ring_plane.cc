@@ -357,10 +357,16 @@ class RingFollower final : public FollowerPlane {
             const Nanos slice = waiting.Slice();
             const bool whole = window.from - now <= slice;
             const Stop stop = SleepFor(waiting, whole ? window.from - now : slice, !whole);
-            if (whole) {
-                pre_wake_.Slept(window.from, Now());
+            const SteadyTime woke = Now();
+            const bool early = woke < window.from;
+            // Woken for another reader, by a signal, or the slice is over: the rest is slept as well, not looked.
+            if (stop != Stop::kNone || (early && !Available())) {
+                return stop;
             }
-            if (stop != Stop::kNone || !whole || Available()) {
+            if (whole) {
+                pre_wake_.Slept(window.from, woke);
+            }
+            if (!whole || Available()) {
                 return stop;
             }
         }
