@@ -359,7 +359,8 @@ class RingFollower final : public FollowerPlane {
             const Stop stop = SleepFor(waiting, whole ? window.from - now : slice, !whole);
             const SteadyTime woke = Now();
             const bool early = woke < window.from;
-            // Woken for another reader, by a signal, or the slice is over: the rest is slept as well, not looked.
+            // Woken for another reader, by a signal, or the slice is over: the rest is slept as well, not
+            // looked.
             if (stop != Stop::kNone || (early && !Available())) {
                 return stop;
             }
