@@ -6,12 +6,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -280,6 +283,11 @@ int Run(Options& o) {
         if (!std::filesystem::is_regular_file(o.model, ignored)) {
             return Refuse("MODEL " + o.model + " is not a readable file: runner llama wants a GGUF file");
         }
+        std::array<char, 4> magic{};
+        std::ifstream{o.model, std::ios::binary}.read(magic.data(), magic.size());
+        if (std::string_view{magic.data(), magic.size()} != "GGUF") {
+            return Refuse("MODEL " + o.model + " is no GGUF file, or cannot be read");
+        }
     }
     if (!o.script.empty() && o.runner != "script") {
         return Refuse("--script is for --runner script only");
@@ -321,6 +329,10 @@ int Run(Options& o) {
     ::sigemptyset(&action.sa_mask);
     ::sigaction(SIGTERM, &action, nullptr);
     ::sigaction(SIGINT, &action, nullptr);
+    struct sigaction hangup {};
+    if (::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+        ::sigaction(SIGHUP, &action, nullptr);  // under nohup it stays ignored
+    }
     ::signal(SIGPIPE, SIG_IGN);
 
     RankConfig rank;

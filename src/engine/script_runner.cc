@@ -235,7 +235,7 @@ Status ScriptRunner::Open() {
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
         if (config_.socket_path.size() >= sizeof address.sun_path) {
-            return Bad("the script socket's path is longer than " +
+            return Bad("--script-socket " + config_.socket_path + " is longer than " +
                        std::to_string(sizeof address.sun_path - 1) + " bytes");
         }
         std::memcpy(address.sun_path, config_.socket_path.c_str(), config_.socket_path.size());
@@ -248,7 +248,7 @@ Status ScriptRunner::Open() {
         if (!fd.valid() ||
             ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
             ::chmod(config_.socket_path.c_str(), 0600) != 0 || ::listen(fd.get(), 8) != 0) {
-            return Bad("cannot listen on " + config_.socket_path + ": " + std::strerror(errno));
+            return Bad("--script-socket " + config_.socket_path + ": cannot listen: " + std::strerror(errno));
         }
         listener_ = std::move(fd);
     }

@@ -4,7 +4,7 @@
 // stream socket at any time (each line is answered with one line). docs/engine.md lists them; in short:
 //   {"rule": {"id_prefix": "cmpl", "prompt": [1,2], "nth": 3, "tokens": [5,6,7], "finish": "stop",
 //   "stop_reason": 7,
-//             "first_after_ms": 10, "every_ms": 5, "per_step": 1, "hold": true, "times": 1, "at_token": 2,
+//             "first_after_ms": 10, "every_ms": 5, "hold": true, "times": 1, "at_token": 2,
 //             "then": {"do": "die"}}}
 //   {"do": "die" | "exit" | "last_words" | "deaf" | "mute" | "raw" | "identity" | "sleep" | "release", ...}
 //   {"get": "state"}

@@ -257,6 +257,7 @@ int RunFollower(const RankConfig& config, const TensorParallelConfig& tensor, Mo
     // A Ctrl-C reaches the whole foreground group; the leader ends us in order, or our parent's death does.
     ::signal(SIGINT, SIG_IGN);
     ::signal(SIGTERM, SIG_IGN);
+    ::signal(SIGHUP, SIG_IGN);
     relay::Config relay_config = ConfigOf(tensor);
     relay_config.parent_death_signal = SIGKILL;
     relay::Follower follower{relay_config};

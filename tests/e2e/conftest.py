@@ -9,7 +9,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from rankgate_process import SLOWDOWN, Process, Server, free_port, program, sanitizer_reports, wait_for  # noqa: E402, F401
+from rankgate_process import SLOWDOWN, Process, Server, free_port, hangup, program, sanitizer_reports, wait_for  # noqa: E402, F401
 
 # Tokens that are lower-case letters, so that text can be compared.
 LETTERS = ["--sim-vocab-size", "259", "--sim-first-token", "97", "--sim-last-token", "122", "--sim-eos-token", "257", "--max-model-len", "4096"]

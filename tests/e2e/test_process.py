@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from client import Stream, run
-from conftest import LETTERS, SLOWDOWN, free_port, program, wait_for
+from conftest import LETTERS, SLOWDOWN, free_port, hangup, program, wait_for
 
 
 def test_sigterm_lets_streams_end_and_refuses_new_work(stack):
@@ -55,19 +55,16 @@ def test_sigint_is_130(stack):
 
 
 def test_a_hangup_drains_unless_it_was_ignored_from_the_start(stack):
-    server = stack.start("--shutdown-timeout", "30", rank_args=["--sim-step-us", "10000"])
+    with hangup(signal.SIG_DFL):
+        server = stack.start("--shutdown-timeout", "30", rank_args=["--sim-step-us", "10000"])
     streams = [Stream(server.port, {"prompt": "x", "max_tokens": 100, "ignore_eos": True}) for _ in range(5)]
     run(streams, until=lambda: all(s.first_at for s in streams))
     server.popen.send_signal(signal.SIGHUP)
     run(streams, seconds=20)
     assert all(s.done() and len(s.text()) == 100 for s in streams)
     assert server.popen.wait(10 * SLOWDOWN) == 0
-    # As under nohup.
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with hangup(signal.SIG_IGN):
         kept = stack.gateway()
-    finally:
-        signal.signal(signal.SIGHUP, before)
     stack.rank(0)
     kept.wait_ready()
     kept.popen.send_signal(signal.SIGHUP)

@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-from rankgate_process import free_port, program  # noqa: E402
+from rankgate_process import free_port, hangup, program  # noqa: E402
 
 pack = msgspec.msgpack.encode
 unpack = msgspec.msgpack.decode
@@ -99,7 +99,8 @@ class Frontend:
         argv = [program(), "engine", model, "--runner", runner, "--data-parallel-rpc-port", str(self.port), "--load-page-dir", page,
                 "--data-parallel-rank", str(rank), *([] if "--data-parallel-size" in args else ["--data-parallel-size", str(rank + 1)]), *args]
         log = open(os.path.join(self.dir.name, f"rank{rank}.log"), "ab")
-        self.processes[rank] = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
+        with hangup(signal.SIG_DFL):
+            self.processes[rank] = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
         self.facts.pop(rank, None)
         self.ready.pop(rank, None)
         if wait:

@@ -53,6 +53,17 @@ def test_reads_a_script_file_and_refuses_a_bad_one(vllm, tmp_path):
     bad.write_text('{"rule": {"tokns": [5]}}\n')
     assert vllm.start(1, "--script", str(bad), runner="script", wait=False).wait(10) == 2
     assert "tokns" in vllm.log(1)
+    nowhere = str(tmp_path / "missing" / "socket")
+    assert vllm.start(2, "--script-socket", nowhere, runner="script", wait=False).wait(10) == 2
+    assert f"--script-socket {nowhere}" in vllm.log(2)
+
+
+def test_a_model_that_is_no_gguf_file_is_a_bad_flag(vllm, tmp_path):
+    for name, content in (("page.html", b"<html>"), ("empty", b""), ("half", b"GG")):
+        (tmp_path / name).write_bytes(content)
+        model = str(tmp_path / name)
+        assert vllm.start(0, model=model, runner="llama", wait=False).wait(10) == 2
+        assert f"MODEL {model} is no GGUF file" in vllm.log(0), vllm.log(0)
 
 
 def test_deaf_mute_and_wedged(make_vllm):

@@ -124,7 +124,7 @@ def test_a_leader_killed_in_the_start_leaves_nothing(vllm):
     assert gone(followers) and leftovers() <= before
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 def test_an_interrupted_start_ends_in_time(vllm, number, code):
     """A Ctrl-C reaches all of them; one cannot even hear it."""
     before = leftovers()

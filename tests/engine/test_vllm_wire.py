@@ -152,11 +152,12 @@ def test_a_restarted_frontend_finds_the_rank_and_its_outputs(vllm):
     assert len(vllm.run("again")) == 4
 
 
-def test_sigterm_ends_running_requests_with_abort(vllm):
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGHUP))
+def test_sigterm_or_a_hangup_ends_running_requests_with_abort(vllm, number):
     process = vllm.start(0, "--sim-step-us", "5000")
     vllm.add("r", max_tokens=100000)
     assert vllm.pump(10, lambda: vllm.rows("r"))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert vllm.pump(10, lambda: vllm.finish("r") is not None)
     assert vllm.finish("r") == 2
     assert process.wait(10) == 0 and vllm.dead == 0

@@ -6,6 +6,7 @@ sanitizers write their reports to; then a file in it fails the test, and program
 """
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,6 +20,16 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SLOWDOWN = float(os.environ.get("RANKGATE_TEST_SLOWDOWN", "1"))
 REPORTS = pathlib.Path(os.environ["RANKGATE_REPORTS"]) if os.environ.get("RANKGATE_REPORTS") else None
+
+
+@contextlib.contextmanager
+def hangup(action):
+    """Programs started meanwhile find SIGHUP like this: signal.SIG_DFL as in a terminal, signal.SIG_IGN as under nohup, whatever it is here."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def program() -> str:
