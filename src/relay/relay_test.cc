@@ -555,9 +555,12 @@ TEST_P(RelayTest, AFinishToWhichRankZeroDoesNotComeEndsInItsTime) {
     Run(
         2,
         [&](Leader& leader) {
-            while (!over) {
+            // Told over a connection where no memory is shared.
+            const SteadyTime until = Now() + std::chrono::seconds{20};
+            while (!(over && leader.failure()) && Now() < until) {
                 std::this_thread::yield();
             }
+            ASSERT_TRUE(leader.failure());
             EXPECT_EQ(leader.failure()->code, Code::kPeerStalled);
         },
         [&](Follower& follower, int) {

@@ -92,6 +92,7 @@ def test_followers_go_when_the_leader_is_killed(vllm):
     process = vllm.start(0, *TP)
     followers = children(process.pid)
     process.kill()
+    process.wait()
     assert gone(followers) and leftovers() <= before
 
 
