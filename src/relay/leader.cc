@@ -440,6 +440,15 @@ Result<std::optional<JoinReport>> LeaderSession::Join(const InterruptCheck& inte
     if (Status opened = Open(); !opened) {
         return GiveUp(opened.failure());
     }
+    // Only this end leaves the join; the others hear why, and that there is no more to wait for.
+    const auto leave = [&](Code code, Phase phase, std::string_view text) {
+        Failure failure;
+        failure.code = code;
+        failure.phase = phase;
+        failure.origin_rank = 0;
+        failure.SetText(text);
+        GiveUp(failure);
+    };
     const auto turn = [&]() -> std::optional<Result<std::optional<JoinReport>>> {
         PollOnce(call);
         switch (call.Pause()) {
@@ -451,25 +460,14 @@ Result<std::optional<JoinReport>> LeaderSession::Join(const InterruptCheck& inte
                     return std::nullopt;
                 }
                 return Result<std::optional<JoinReport>>{GiveUp(TimedOut())};
-            case Stop::kInterrupted: {
-                Failure failure;
-                failure.code = Code::kRemoteFailure;
-                failure.phase = Phase::kDial;
-                failure.origin_rank = 0;
-                failure.SetText("rank 0 was interrupted while it let the others in");
-                GiveUp(failure);
+            case Stop::kInterrupted:
+                leave(Code::kRemoteFailure, Phase::kDial,
+                      "rank 0 was interrupted while it let the others in");
                 return Result<std::optional<JoinReport>>{std::optional<JoinReport>{}};
-            }
-            case Stop::kClosed: {
-                // Only this end is closed; to the others it is gone, as it would be at any later time.
-                Failure failure;
-                failure.code = Code::kLeaderDied;
-                failure.phase = Phase::kGo;
-                failure.origin_rank = 0;
-                failure.SetText("rank 0 was closed while it let the others in");
-                GiveUp(failure);
+            case Stop::kClosed:
+                // To the others it is gone, as it would be at any later time.
+                leave(Code::kLeaderDied, Phase::kGo, "rank 0 was closed while it let the others in");
                 return Result<std::optional<JoinReport>>{Cause()};
-            }
             case Stop::kFailed:
                 return Result<std::optional<JoinReport>>{GiveUp(Cause())};
         }
