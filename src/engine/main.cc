@@ -21,6 +21,7 @@
 
 #include "base/cli.h"
 #include "base/clock.h"
+#include "base/hangup.h"
 #include "base/log.h"
 #include "engine/rank.h"
 #include "engine/script_runner.h"
@@ -329,9 +330,8 @@ int Run(Options& o) {
     ::sigemptyset(&action.sa_mask);
     ::sigaction(SIGTERM, &action, nullptr);
     ::sigaction(SIGINT, &action, nullptr);
-    struct sigaction hangup {};
-    if (::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
-        ::sigaction(SIGHUP, &action, nullptr);  // under nohup it stays ignored
+    if (!HangupIgnored()) {
+        ::sigaction(SIGHUP, &action, nullptr);
     }
     ::signal(SIGPIPE, SIG_IGN);
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/hangup.h"
 #include "base/log.h"
 #include "gateway/flags.h"
 #include "gateway/groups.h"
@@ -460,8 +461,7 @@ sigset_t StopSignals() {
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
-    struct sigaction hangup {};
-    if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
+    if (!HangupIgnored()) {
         sigaddset(&set, SIGHUP);
     }
     return set;
